@@ -12,51 +12,9 @@ import mpgluon as mx
 from mpgluon import nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
+from mpgluon.gluon.model_zoo.text._steps import Step
 from support.devices import on
-
-NETWORKS = {
-    "llama": dict(rotary={}, kv_heads=2),
-    "llama3": dict(
-        rotary=dict(
-            scaling="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_length=16,
-        )
-    ),
-    "gpt2": dict(norm="layer", positions=100, gated=False, activation="gelu_tanh", tied=True),
-    "gemma": dict(
-        rotary={},
-        window=[4, 0],
-        softcap=5.0,
-        head_softcap=3.0,
-        embed_scale=4.0,
-        norm_offset=1.0,
-        sandwich=True,
-        qk_norm=True,
-    ),
-    "mixtral": dict(rotary={}, experts=4, experts_per_token=2),
-}
-PROMPTS = [[1, 5, 3, 9, 11, 2, 7, 8, 1, 4, 3, 2, 6, 6], [7, 2, 5]]
-DRAWN = dict(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
-
-
-def network(name="llama", seed=3):
-    mx.random.seed(seed)
-    net = text.Decoder(
-        97, units=32, layers=2, heads=4, hidden=48, deviation=0.5, **NETWORKS[name], prefix="net_"
-    )
-    net.initialize(ctx=on(0))
-    return net
-
-
-def without_cache(net, prompt, count):
-    tokens = list(prompt)
-    for _ in range(count):
-        scores = net(nd.array([tokens], dtype="int32", ctx=on(0)))
-        tokens.append(int(scores[0, -1].asnumpy().argmax()))
-    return tokens[len(prompt) :]
+from support.generation import DRAWN, NETWORKS, PROMPTS, network, without_cache
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -90,7 +48,7 @@ def test_results_do_not_depend_on_how_the_prompt_is_cut(monkeypatch):
     net = network()
     prompt = [list(range(90))]
     expected = text.generate(net, prompt, max_new=6, seed=1, **DRAWN)
-    monkeypatch.setattr("mpgluon.gluon.model_zoo.text._generation.CHUNKS", (7, 2, 1))
+    monkeypatch.setattr("mpgluon.gluon.model_zoo.text._lanes.CHUNKS", (7, 2, 1))
     assert text.generate(net, prompt, max_new=6, seed=1, **DRAWN) == expected
 
 
@@ -143,7 +101,7 @@ def test_steps_are_compiled_once_and_freed_with_the_network():
     net = network()
     for prompts in (PROMPTS, [[4, 4], [3]]):
         text.generate(net, prompts, max_new=4)
-    step = next(iter(vars(net)["_generation"].by_options.values()))
+    (step,) = (p for p in vars(net)["_generation"].by_options.values() if isinstance(p, Step))
     assert len(step.compiled()) == 1 and not net.compiled()
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert text.generate(other, PROMPTS, max_new=4) == text.generate(net, PROMPTS, max_new=4)
@@ -166,13 +124,6 @@ def test_invalid_arguments_raise():
     ):
         with pytest.raises((TypeError, ValueError, mx.base.MXNetError), match=message):
             text.generate(*arguments, **options)
-
-
-def test_split_attention_is_refused():
-    net = network()
-    mx.parallel.shard(net, {r"layers\.\d+\.attention": "heads"}, [on(0), on(1)])
-    with pytest.raises(NotImplementedError, match="split over devices"):
-        text.generate(net, PROMPTS, max_new=2)
 
 
 def test_transformers_generates_the_same_tokens(tmp_path):

@@ -41,6 +41,7 @@ _ROTARY = {
     "attention_factor": None,
 }
 _STYLES, _SCALINGS = ("half", "pairs"), ("none", "linear", "llama3", "yarn", "longrope")
+_BLOCK = 384  # keys by multiples of which rows of a cache may move
 _NORM = {"epsilon": 1e-6, "offset": 0.0}
 
 
@@ -122,9 +123,8 @@ class MultiHeadAttention(Layer):
     positions : optional
         Positions ``(time,)`` or ``(batch, time)`` of the rows, for `rotary`.
     cache : optional
-        Two arrays ``(batch, size, kv_heads, head_dim)`` of earlier keys and values, to which the
-        new ones are added in place, see `nd.contrib.cached_attention`. `lengths` are then the
-        numbers of rows in the cache before the call.
+        The arrays of `make_cache`: earlier keys and values, to which the new ones are added in
+        place, see `nd.contrib.cached_attention`. `lengths` are then the numbers of earlier rows.
 
     Second gradients are not supported, see `nd.contrib.attention`.
 
@@ -279,7 +279,9 @@ class MultiHeadAttention(Layer):
                 raise MXNetValueError(
                     f"{self.name}: attention to a cache is causal, without mask and segments"
                 )
-            out = F.contrib.cached_attention(q, k, v, *cache, lengths, **options)
+            keys, values, *first = cache
+            rows = F.broadcast_sub(lengths, first[0]) if first else lengths
+            out = F.contrib.cached_attention(q, k, v, keys, values, rows, **options)
         return self.proj(F.reshape(out, shape=(0, 0, -3)))
 
     def _rotated(self, F, x, positions, size):
@@ -291,21 +293,39 @@ class MultiHeadAttention(Layer):
         given = () if positions is None else (F.Cast(positions, dtype="int32"),)
         return F.contrib.rotary(x, *given, **options)
 
-    def make_cache(self, batch: int, length: int) -> list[NDArray]:
+    def make_cache(self, batch: int, length: int, chunk: int = 0) -> list[NDArray]:
         """Returns the arrays for the argument `cache`: empty keys and values (batch, length,
         kv_heads, head_dim), in the layer's dtype and on its device.
 
+        If `chunk` is given and the layer has a window, the arrays hold only the rows that up to
+        `chunk` new rows can see, and a third array (batch,) has the position of the first row of
+        each sequence. The caller must move rows to make room for new ones, by multiples of 384, the
+        least common multiple of the blocks in which keys are added. The results then have the same
+        bits as with a cache of all rows.
+
         Examples
         --------
-        >>> layer = nn.MultiHeadAttention(8, heads=4, kv_heads=2, in_units=8)
+        >>> layer = nn.MultiHeadAttention(8, heads=4, kv_heads=2, window=100, in_units=8)
         >>> layer.initialize()
         >>> [array.shape for array in layer.make_cache(batch=1, length=16)]
         [(1, 16, 2, 2), (1, 16, 2, 2)]
+        >>> [array.shape for array in layer.make_cache(batch=1, length=5000, chunk=32)]
+        [(1, 576, 2, 2), (1, 576, 2, 2), (1,)]
         """
-        domain.size(0, batch=batch, length=length)
+        domain.size(0, batch=batch, length=length, chunk=chunk)
         weight = self.key.weight
-        shape = (batch, length, self._kv_heads, self._head_dim)
-        return [nd.zeros(shape, ctx=weight.list_ctx()[0], dtype=weight.dtype) for _ in range(2)]
+        return self._new_cache(
+            batch, length, chunk, self._kv_heads, weight.list_ctx()[0], weight.dtype
+        )
+
+    def _new_cache(self, batch, length, chunk, kv_heads, ctx, dtype):
+        first = []
+        if chunk and self._window and not self._long_factors:
+            rows = -(-(self._window + _BLOCK + chunk) // 64) * 64
+            if rows < length:
+                length, first = rows, [nd.zeros((batch,), ctx=ctx, dtype="int32")]
+        shape = (batch, length, kv_heads, self._head_dim)
+        return [nd.zeros(shape, ctx=ctx, dtype=dtype) for _ in range(2)] + first
 
     def __repr__(self) -> str:
         shared = "" if self._kv_heads == self._heads else f", {self._kv_heads} key heads"

@@ -50,6 +50,18 @@ _INPUTS = (
 _OUTPUT = ("out", "output", "proj", "out_proj", "proj_out", "_out")
 
 
+_CACHE = 7  # index of `cache` among the arguments of MultiHeadAttention
+
+
+class _PerDevice(list):
+    """An argument with a separate value for each device."""
+
+
+def _given(args, ctx, rank):
+    """Returns the arguments for the run of a device."""
+    return [arg[rank] if isinstance(arg, _PerDevice) else _moved(arg, ctx[rank]) for arg in args]
+
+
 class _Reached(Exception):
     """Raised when a device's run reaches the output product; its argument is the input."""
 
@@ -191,10 +203,30 @@ class ParallelHeads(SplitLayer):
             )
 
     def hybrid_forward(self, F: Any, x: nd.NDArray, *args: Any) -> Any:
-        home, args = x.context, [_moved(arg, self._ctx[0]) for arg in (x, *args)]
+        home, given = x.context, [x, *args]
+        args = [_moved(arg, self._ctx[0]) for arg in given[:_CACHE]]
+        attends = isinstance(self._block, nn.MultiHeadAttention)
+        for arg in given[_CACHE:]:
+            args.append(_PerDevice(arg) if attends and arg else _moved(arg, self._ctx[0]))
         if self._division.attributes is None:
-            _Check(self, args).run()
+            cached = isinstance(args[-1], _PerDevice)
+            _Check(self, args[:1] if cached else args).run()
         return _moved(_Run(self, args).first(), home)
+
+    def make_cache(self, batch: int, length: int, chunk: int = 0) -> list[list[nd.NDArray]]:
+        """Returns the caches of a split `MultiHeadAttention`: for each device, the arrays for its
+        heads (see `MultiHeadAttention.make_cache`)."""
+        if not isinstance(self._block, nn.MultiHeadAttention):
+            raise NotImplementedError(
+                f"{self.name}: only a split MultiHeadAttention has a cache, not a "
+                f"{type(self._block).__name__}"
+            )
+        (*_, weight) = own_parameters(children(self)["key"]).values()
+        spans = collectives.divide(self._division.heads, len(self._ctx))
+        return [
+            self._block._new_cache(batch, length, chunk, end - begin, ctx, weight.dtype)
+            for ctx, (begin, end) in zip(self._ctx, spans)
+        ]
 
     def _called_on(self, ctx, child, args):
         """Calls a child on another device than its parameters, such as a norm of each head."""
@@ -282,7 +314,7 @@ class _Run:
     def first(self):
         """Runs the block for the first device, which computes the whole result."""
         block, progress = self.block(0)
-        result = block.forward(*self.args)
+        result = block.forward(*_given(self.args, self.ctx, 0))
         if not progress.ended:
             raise MXNetError(f"{self.layer.name}: '{self.division.output}' is not called")
         self.keep(block, progress)
@@ -406,7 +438,7 @@ class _Run:
     def reached(self, rank):
         """Runs the block for another device, from the same random numbers. Returns the input of
         the output product."""
-        args = [_moved(arg, self.ctx[rank]) for arg in self.args]
+        args = _given(self.args, self.ctx, rank)
         block, progress = self.block(rank)
         try:
             with self.ctx[rank], random.calls_from(self.start):

@@ -10,6 +10,7 @@ from ._encoder import CLIP, Encoder, EncoderLayer
 from ._generation import generate
 from ._pretrained import from_config, from_pretrained
 from ._t5 import T5
+from ._tokenizer import Tokenizer, tokenizer
 
 __all__ = [
     "CLIP",
@@ -18,7 +19,9 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "T5",
+    "Tokenizer",
     "from_config",
     "from_pretrained",
     "generate",
+    "tokenizer",
 ]

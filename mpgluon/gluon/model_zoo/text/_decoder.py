@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never
 
-    from ...._internal.types import Array, NDArray
+    from ...._internal.types import Array
+    from ....context import Context
 
 __all__ = ["Decoder", "DecoderLayer"]
 
@@ -79,7 +80,7 @@ class DecoderLayer(HybridBlock):
         F: Any,
         x: Array,
         lengths: Array | None = None,
-        cache: Sequence[Array] | None = None,
+        cache: Sequence[Any] | None = None,
     ) -> Array:
         y = self.attention_norm(x)
         if cache is None:
@@ -259,11 +260,11 @@ class Decoder(HybridBlock):
         tokens: Array,
         lengths: Array | None = None,
         last: Array | None = None,
-        cache: Sequence[Sequence[Array]] | None = None,
+        cache: Sequence[Sequence[Any]] | None = None,
     ) -> Array:
         """With a `cache` of `make_cache`, whose first `lengths` (batch,) rows are in use, the
-        tokens follow these rows, and their keys and values are added to the cache. The result is
-        the scores (batch, 1, vocab) of row `last` (batch,) of the tokens."""
+        tokens follow these rows, and their keys and values are added to the cache. With `last`
+        (batch,), the result is the scores (batch, 1, vocab) of this row of the tokens."""
         x = self.embed(tokens)
         if self._embed_scale != 1:
             x = x * rounded(self._embed_scale, x.dtype)
@@ -275,7 +276,8 @@ class Decoder(HybridBlock):
             x = self.layers(x)
         else:
             for layer, arrays in zip(self.layers, cache):
-                x = layer(x, lengths.as_in_context(arrays[0].context), arrays)
+                x = layer(x, lengths.as_in_context(home_of(arrays)), arrays)
+        if last is not None:
             places = F.expand_dims(F.cast(last, "float32").as_in_context(x.context), axis=1)
             steps = F.expand_dims(count_along(F, x, 1), axis=0)
             chosen = like(F, F.broadcast_equal(places, steps), x)
@@ -295,16 +297,20 @@ class Decoder(HybridBlock):
         places = self.positions(count_along(F, tokens, 1)).as_in_context(x.context)
         return F.broadcast_add(x, F.expand_dims(places, axis=0))
 
-    def make_cache(self, batch: int, length: int) -> list[list[NDArray]]:
+    def make_cache(self, batch: int, length: int, chunk: int = 0) -> list[list[Any]]:
         """Returns the empty cache of keys and values of a batch.
 
         Each layer has two arrays (batch, length, kv_heads, head_dim), in the layer's dtype and on
-        its device.
+        its device. If attention is split over devices, it has two arrays for each device, with the
+        heads of that device.
 
         Parameters
         ----------
         batch, length : int
             Number of sequences, and the largest number of tokens of each.
+        chunk : int, default 0
+            Largest number of tokens that are added at once, if layers with a window shall keep
+            only the rows that they need (see `MultiHeadAttention.make_cache`).
 
         Returns
         -------
@@ -322,13 +328,14 @@ class Decoder(HybridBlock):
             raise ValueError(
                 f"make_cache: length is {length}, but there are only {self.max_length} positions"
             )
-        for layer in self.layers:
-            if not isinstance(layer.attention, MultiHeadAttention):
-                raise NotImplementedError(
-                    f"make_cache: '{layer.attention.name}' is split over devices, which caches do "
-                    "not support; place whole layers instead"
-                )
-        return [layer.attention.make_cache(batch, length) for layer in self.layers]
+        return [layer.attention.make_cache(batch, length, chunk) for layer in self.layers]
+
+
+def home_of(arrays: Sequence[Any]) -> Context:
+    """Returns the device of a layer's arrays in the cache: the first one of split attention."""
+    while not hasattr(arrays, "context"):
+        arrays = arrays[0]
+    return arrays.context
 
 
 def norm_of(kind: str, epsilon: float, offset: float = 0.0) -> Callable[..., HybridBlock]:

@@ -1,4 +1,4 @@
-"""`generate`: continues sequences of tokens with a language model."""
+"""`generate`: continues sequences of tokens, or texts, with a language model."""
 
 from __future__ import annotations
 
@@ -9,131 +9,54 @@ import numpy as np
 from .... import autograd, ndarray as nd
 from ...._internal import domain
 from ....base import MXNetTypeError, MXNetValueError
-from ...block import HybridBlock
-from ._decoder import Decoder
+from ._beams import beam_search
+from ._decoder import Decoder, home_of
+from ._lanes import DraftLane, Lane
+from ._requests import Request, Stops
+from ._tokenizer import Tokenizer, decoder_of, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...._internal.types import Array, NDArray
 
 __all__ = ["generate"]
 
-CHUNKS = (512, 128, 32, 8, 1)  # lengths in which prompts are processed; each is compiled once
-LAG = 4  # steps that are queued before the tokens of the first one are read
-UNIT = 64  # smallest length of a cache
-
-
-class _Around(HybridBlock):
-    """A compiled block that calls a network, which keeps its own settings of `hybridize`."""
-
-    def __init__(self, net: Decoder, prefix: str) -> None:
-        super().__init__(prefix=prefix)
-        object.__setattr__(self, "net", net)  # no child, so `hybridize` does not reach it
-        self.hybridize()
-
-
-class Prompt(_Around):
-    """Adds a part of the prompts to the cache, and computes the scores after it."""
-
-    def hybrid_forward(
-        self,
-        F: Any,
-        tokens: Array,
-        lengths: Array,
-        last: Array,
-        cache: Sequence[Sequence[Array]],
-    ) -> Array:
-        return self.net(tokens, lengths, last, cache)
-
-
-class Step(_Around):
-    """One step of generation: computes the scores of the next tokens and draws them.
-
-    Everything stays on the devices, so the host can queue further steps at once.
-    """
-
-    def __init__(self, net: Decoder, options: dict[str, float]) -> None:
-        super().__init__(net, "generate_")
-        self._options = options
-        self.penalizes: bool = options["repetition_penalty"] != 1
-
-    def draw(self, F: Any, scores: Array, keys: Array, history: Array | None) -> Array:
-        """Draws the next tokens (batch,) from scores (batch, 1, vocab)."""
-        scores = F.reshape(scores, (-3, 0))
-        given = [keys] if history is None else [keys, history]
-        given = [array.as_in_context(scores.context) for array in given]
-        return F.contrib.sample_tokens(scores, *given, **self._options)
-
-    def hybrid_forward(
-        self,
-        F: Any,
-        tokens: Array,
-        lengths: Array,
-        keys: Array,
-        history: Array | None,
-        cache: Sequence[Sequence[Array]],
-    ) -> tuple[Array, ...]:
-        """Returns the next tokens (batch,), and the lengths, keys and history after them."""
-        last = F.zeros_like(lengths)
-        scores = self.net(F.expand_dims(tokens, axis=1), lengths, last, cache)
-        drawn = self.draw(F, scores, keys, history)
-        seed, position = F.split(keys, num_outputs=2, axis=1)
-        keys = F.concat(seed, position + 1, dim=1)
-        if history is not None:
-            added = F.expand_dims(drawn.as_in_context(history.context), axis=1)
-            history = F.concat(F.slice_axis(history, axis=1, begin=1, end=None), added, dim=1)
-        drawn = drawn.as_in_context(tokens.context)
-        return (drawn, lengths + 1, keys) + (() if history is None else (history,))
-
-
-class _Steps:
-    """The compiled steps of a network, by their options. A copy of the network starts without."""
-
-    def __init__(self, net=None):
-        self.by_options = {}
-        self.prompt = net and Prompt(net, "prompt_")
-
-    def __reduce__(self):
-        return _Steps, ()
-
-
-def _steps_of(net, options):
-    """Returns the blocks for the prompts and for a step."""
-    steps = vars(net).get("_generation")
-    if steps is None or steps.prompt is None:
-        steps = _Steps(net)
-        object.__setattr__(net, "_generation", steps)
-    key = tuple(sorted(options.items()))
-    if key not in steps.by_options:
-        steps.by_options[key] = Step(net, options)
-    return steps.prompt, steps.by_options[key]
+SAME_ROWS = 8  # rows up to which the bits of a product's row don't depend on their number
 
 
 def generate(
     net: Decoder,
-    tokens: Sequence[Sequence[int]] | NDArray | np.ndarray,
+    tokens: Any,
     max_new: int = 32,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
-    stop: int | Sequence[int] = (),
+    stop: Any = None,
     seed: int | Sequence[int] | None = None,
-    stream: Callable[[int, int], object] | None = None,
-) -> list[list[int]]:
-    """Continues sequences of tokens with a language model.
+    stream: Callable[[int, Any], object] | bool | None = None,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
+    return_scores: bool = False,
+    draft: Decoder | int | None = None,
+    draft_tokens: int = 3,
+    groups: int | None = None,
+    tokenizer: Any = None,
+) -> Any:
+    """Continues sequences of tokens, or texts, with a language model.
 
     Keys and values of earlier tokens are kept in a cache, on the device of each layer, and one
-    compiled program per device computes a step. Works for every placement of whole layers.
+    compiled program per device computes a step. Works for every placement, also of split layers.
 
     Parameters
     ----------
     net : Decoder
         The network.
-    tokens : list of list of int, or array (requests, time)
-        The prompts, which may have different lengths.
+    tokens : list of list of int, array (requests, time), str, list of str, or list of dict
+        The prompts, which may have different lengths. Strings need a `tokenizer`. Dicts are the
+        messages of a chat (see `Tokenizer.chat`).
     max_new : int, default 32
         Largest number of new tokens of each request.
     temperature : float, default 0
@@ -148,24 +71,50 @@ def generate(
     repetition_penalty : float, default 1
         Divides the positive scores of tokens that the sequence contains already, and multiplies
         the negative ones.
-    stop : int or list of int
-        Tokens that end a request. They are not part of the result.
+    stop : int, str, or list of int, list of int or str, optional
+        Tokens, sequences of tokens and strings that end a request. They are not part of the
+        result. By default, the `stop` of the tokenizer.
     seed : int or list of int, optional
         Seed of each request; an integer means ``seed, seed + 1, ...``. By default, the seeds
         are drawn. A request's tokens depend on its seed and prompt, not on the other requests.
-    stream : callable, optional
+    stream : callable or True, optional
         Called with (index of the request, token) for each new token, in order, a few steps after
-        it was queued.
+        it was queued, or with (index, part of the text) if the prompts are strings. With True, the
+        result is a generator of these pairs, which may be closed early.
+    num_beams : int, default 1
+        Number of beams of a beam search, which takes the most probable sequence that it finds.
+    length_penalty : float, default 1
+        The score of a sequence is the logarithm of its probability, divided by its number of new
+        tokens to this power.
+    early_stopping : bool or 'never', default False
+        A beam search ends if there are `num_beams` finished sequences (True), if the running beams
+        are not better than these at their present length (False), or at any length ('never').
+    return_scores : bool, default False
+        Whether a beam search also returns the scores of the sequences.
+    draft : Decoder or int, optional
+        A smaller network with the same vocabulary that proposes `draft_tokens` tokens, which `net`
+        checks in one step. The tokens are those of `net` without a draft. An integer is the number
+        of tokens to copy from an earlier place with the same last tokens.
+    draft_tokens : int, default 3
+        Number of tokens that the network `draft` proposes, up to 7.
+    groups : int, optional
+        Number of groups of requests that take turns, so that several devices compute at once. By
+        default one for each device of the layers.
+    tokenizer : Tokenizer, optional
+        Result of `model_zoo.text.tokenizer`, or a tokenizer of the packages tokenizers or
+        transformers.
 
     Returns
     -------
-    list of list of int
-        The new tokens of each request.
+    list of list of int, or str, or list of str
+        The new tokens of each request, or its text if the prompts are strings. With
+        `return_scores`, also the list of scores. With ``stream=True``, a generator.
 
     Raises
     ------
     TypeError, ValueError
-        If the network is no `Decoder`, or if prompts are empty or too long for its positions.
+        If the network is no `Decoder`, if prompts are empty or too long for its positions, or if
+        options don't fit together.
 
     Examples
     --------
@@ -176,16 +125,20 @@ def generate(
     >>> [len(one) for one in new]
     [4, 4]
     """
-    if not isinstance(net, Decoder):
-        raise MXNetTypeError(
-            f"generate: expected a Decoder of model_zoo.text, got a {type(net).__name__}"
-        )
+    _check_network("net", net)
     domain.size(0, max_new=max_new)
-    prompts = _prompts(tokens)
-    ends = {stop} if isinstance(stop, (int, np.integer)) else set(stop)
-    seeds = _seeds(seed, len(prompts))
-    if not max_new:
-        return [[] for _ in prompts]
+    domain.size(1, num_beams=num_beams)
+    prompts, is_text = _prompts(tokens, tokenizer)
+    decode = None if tokenizer is None else decoder_of(tokenizer)
+    if stop is None:
+        stop = tokenizer.stop if isinstance(tokenizer, Tokenizer) else ()
+    stops = Stops(stop, decode)
+    most = max(map(len, prompts)) + max_new
+    if 0 < net.max_length < most:
+        raise MXNetValueError(
+            f"generate: a prompt and max_new have {most} tokens together, but the network has only "
+            f"{net.max_length} positions"
+        )
     options = {
         "temperature": temperature,
         "top_k": top_k,
@@ -193,11 +146,118 @@ def generate(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
-    with autograd.pause(train_mode=False):
-        return _run(*_steps_of(net, options), prompts, max_new, seeds, ends, stream)
+    finish = _Finish(is_text, isinstance(tokens, str) or _is_chat(tokens), decode)
+    if num_beams > 1:
+        _check_beams(options, stops, stream, draft, groups, early_stopping)
+        scores = [0.0] * len(prompts)
+        found: list[list[int]] = [[] for _ in prompts]
+        if max_new:
+            with autograd.pause(train_mode=False):
+                found, scores = beam_search(
+                    net, prompts, max_new, num_beams, stops.tokens, length_penalty, early_stopping
+                )
+        result = finish.tokens(found)
+        return (result, scores) if return_scores else result
+    if return_scores:
+        raise MXNetValueError("generate: return_scores needs num_beams above 1")
+    requests = [Request(prompt, max_new, stops, decode, is_text) for prompt in prompts]
+    if draft is not None:
+        _check_draft(net, draft, draft_tokens, most)
+    seeds = _seeds(seed, len(prompts))
+    run = _run(net, requests, seeds, options, draft, draft_tokens, groups)
+    if stream is True:
+        return run
+    for index, new in run:
+        if stream:
+            stream(index, new)
+    return finish.requests(requests)
 
 
-def _prompts(tokens):
+class _Finish:
+    """Converts the results to the kind of the prompts."""
+
+    def __init__(self, is_text: bool, single: bool, decode: Any) -> None:
+        self.is_text, self.single, self.decode = is_text, single, decode
+
+    def tokens(self, found: list[list[int]]) -> Any:
+        return self._result([self.decode(one) if self.is_text else one for one in found])
+
+    def requests(self, requests: list[Request]) -> Any:
+        return self._result([one.text if self.is_text else one.tokens for one in requests])
+
+    def _result(self, found):
+        return found[0] if self.single else found
+
+
+def _check_network(name, net):
+    if isinstance(net, Decoder):
+        return
+    kind = type(net).__name__
+    more = ", which has no cache; call it on the whole prefix" if kind == "T5" else ""
+    raise MXNetTypeError(
+        f"generate: {name} must be a Decoder of model_zoo.text, got a {kind}{more}"
+    )
+
+
+def _check_beams(options, stops, stream, draft, groups, early_stopping):
+    if early_stopping not in (True, False, "never"):
+        raise MXNetValueError(
+            f"generate: early_stopping must be True, False or 'never', got {early_stopping!r}"
+        )
+    if options["temperature"] or options["repetition_penalty"] != 1:
+        raise MXNetValueError(
+            "generate: a beam search takes the most probable sequences; it needs temperature=0 and "
+            "repetition_penalty=1"
+        )
+    if stops.sequences or stops.strings:
+        raise MXNetValueError("generate: stop of a beam search must be single tokens")
+    for name, value in (("stream", stream), ("draft", draft), ("groups", groups)):
+        if value is not None:
+            raise MXNetValueError(f"generate: {name} cannot be combined with num_beams")
+
+
+def _check_draft(net, draft, count, most):
+    if isinstance(draft, (int, np.integer)) and not isinstance(draft, bool):
+        count = int(draft)
+    else:
+        _check_network("draft", draft)
+        sizes = [one.head.weight.shape[0] for one in (net, draft)]
+        if sizes[0] != sizes[1]:
+            raise MXNetValueError(
+                f"generate: draft has {sizes[1]} tokens and net {sizes[0]}; they must have the "
+                "same vocabulary"
+            )
+        if 0 < draft.max_length < most:
+            raise MXNetValueError(
+                f"generate: a prompt and max_new have {most} tokens together, but draft has only "
+                f"{draft.max_length} positions"
+            )
+    if not 1 <= count < SAME_ROWS:
+        raise MXNetValueError(
+            f"generate: a draft must have 1 to {SAME_ROWS - 1} tokens, not {count}"
+        )
+
+
+def _is_chat(tokens):
+    return isinstance(tokens, (list, tuple)) and bool(tokens) and isinstance(tokens[0], dict)
+
+
+def _prompts(tokens, tokenizer):
+    """Returns the tokens of the prompts, and whether they were given as text."""
+    texts = [tokens] if isinstance(tokens, str) or _is_chat(tokens) else tokens
+    is_text = isinstance(texts, (list, tuple)) and any(isinstance(one, str) for one in texts)
+    is_text = is_text or _is_chat(tokens)
+    if is_text:
+        if tokenizer is None:
+            raise MXNetValueError(
+                "generate: prompts are strings; pass tokenizer=text.tokenizer(folder)"
+            )
+        if _is_chat(tokens):
+            if not isinstance(tokenizer, Tokenizer):
+                raise MXNetTypeError("generate: a chat needs the tokenizer of text.tokenizer")
+            tokens = [tokenizer.encode(tokenizer.chat(list(tokens)), special=False)]
+        else:
+            tokens = [encoded(tokenizer, one) for one in texts]
     if isinstance(tokens, nd.NDArray):
         tokens = tokens.asnumpy()
     prompts = [np.asarray(one).astype("int32").reshape(-1) for one in tokens]
@@ -206,7 +266,7 @@ def _prompts(tokens):
             raise MXNetValueError(f"generate: prompt {i} is empty; start it with a token")
     if not prompts:
         raise MXNetValueError("generate: no prompt was given; pass a list of lists of tokens")
-    return prompts
+    return prompts, is_text
 
 
 def _seeds(seed, count):
@@ -219,87 +279,57 @@ def _seeds(seed, count):
     return [int(one) for one in seed]
 
 
-def _run(prompt, step, prompts, max_new, seeds, ends, stream):
-    net, batch = step.net, len(prompts)
-    ctx = net.embed.weight.list_ctx()[0]
-    lengths = np.array([len(prompt) for prompt in prompts], "int32")
-    longest = int(lengths.max())
-    size = longest + max_new
-    rounded = UNIT
-    while rounded < size:
-        rounded *= 2
-    if 0 < net.max_length < rounded:
-        rounded = max(size, net.max_length)
-    cache = net.make_cache(batch, rounded)
-    padded = np.zeros((batch, longest), "int32")
-    for row, given in zip(padded, prompts):
-        row[: len(given)] = given
-    scores = _read_prompts(prompt, padded, lengths, cache, ctx)
-    keys = nd.array(np.array([[seed, 0] for seed in seeds]), ctx=ctx, dtype="int64")
-    history = None
-    if step.penalizes:
-        recent = np.full((batch, rounded), -1, "int32")
-        for row, given in zip(recent, prompts):
-            row[rounded - len(given) :] = given
-        history = nd.array(recent, ctx=ctx, dtype="int32")
-    drawn = step.draw(nd, scores, keys, history).as_in_context(ctx)
-    state = _State(prompts, ends, stream)
-    rows = nd.array(lengths, ctx=ctx, dtype="int32")
-    queue = [drawn]
-    keys = keys + nd.array([[0, 1]], ctx=ctx, dtype="int64")
-    if history is not None:
-        history = nd.concat(history[:, 1:], drawn.expand_dims(1), dim=1)
-    for _ in range(max_new - 1):
-        drawn, rows, keys, *rest = step(drawn, rows, keys, history, cache)
-        history = rest[0] if rest else None
-        queue.append(drawn)
-        if len(queue) > LAG and not state.take(queue.pop(0).asnumpy()):
-            return state.new
-    for drawn in queue:
-        if not state.take(drawn.asnumpy()):
-            break
-    return state.new
+def _sizes(net, count, groups, draft, draft_tokens):
+    """Returns the numbers of requests of the lanes."""
+    if draft is not None:
+        rows = 1 + (draft_tokens if isinstance(draft, Decoder) else int(draft))
+        size = SAME_ROWS // rows
+        return [min(size, count - at) for at in range(0, count, size)]
+    if groups is None:
+        groups = len({home_of(layer) for layer in net.make_cache(1, 1)})
+    else:
+        domain.size(1, groups=groups)
+    groups = min(groups, count)
+    return [count // groups + (i < count % groups) for i in range(groups)]
 
 
-class _State:
-    """The new tokens of each request, and whether it continues."""
+def _run(net, requests, seeds, options, draft, draft_tokens, groups):
+    """Returns a generator of (index of the request, new token or text)."""
+    sizes = _sizes(net, len(requests), groups, draft, draft_tokens)
+    most = requests[0].most
+    lanes: list[tuple[int, Any]] = []
 
-    def __init__(self, prompts, ends, stream):
-        self.new = [[] for _ in prompts]
-        self.open = [True] * len(prompts)
-        self.ends, self.stream = ends, stream
+    def start():
+        begin = 0
+        for size in sizes if most else ():
+            part = slice(begin, begin + size)
+            given = (net, requests[part], seeds[part], most, options)
+            if draft is None:
+                lanes.append((begin, Lane(*given)))
+            elif isinstance(draft, Decoder):
+                lanes.append((begin, DraftLane(*given, draft, draft_tokens)))
+            else:
+                lanes.append((begin, DraftLane(*given, None, int(draft))))
+            begin += size
 
-    def take(self, tokens):
-        """Adds a token for each open request. Returns whether any request continues."""
-        for i, token in enumerate(map(int, tokens)):
-            if not self.open[i]:
-                continue
-            if token in self.ends:
-                self.open[i] = False
-                continue
-            self.new[i].append(token)
-            if self.stream is not None:
-                self.stream(i, token)
-        return any(self.open)
+    def turn():
+        for _, lane in lanes:
+            lane.advance()
+        return [(begin, lane, lane.take()) for begin, lane in lanes]
 
+    def steps():
+        # The modes of autograd are those of the caller while the generator is suspended.
+        with autograd.pause(train_mode=False):
+            start()
+        while lanes:
+            with autograd.pause(train_mode=False):
+                taken = turn()
+            for begin, lane, found in taken:
+                for i, (request, new) in enumerate(zip(lane.requests, found)):
+                    for token in new:
+                        if request.open:
+                            for one in request.add(token):
+                                yield begin + i, one
+            lanes[:] = [one for one in lanes if any(r.open for r in one[1].requests)]
 
-def _read_prompts(block, padded, lengths, cache, ctx):
-    """Adds the prompts to the cache, and returns the scores (batch, 1, vocab) after them."""
-    batch, longest = padded.shape
-    scores, at = None, 0
-    while at < longest:
-        size = next(size for size in CHUNKS if size <= longest - at)
-        last = np.clip(lengths - 1 - at, 0, size - 1)
-        found = block(
-            nd.array(padded[:, at : at + size], ctx=ctx, dtype="int32"),
-            nd.full((batch,), at, ctx=ctx, dtype="int32"),
-            nd.array(last, ctx=ctx, dtype="int32"),
-            cache,
-        )
-        if scores is None:
-            scores = found
-        else:
-            here = (lengths - 1 >= at).astype("float32")
-            scores = nd.where(nd.array(here, ctx=found.context), found, scores)
-        at += size
-    return scores
+    return steps()

@@ -1,0 +1,267 @@
+"""Lanes: requests whose steps are computed together, with their cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .... import ndarray as nd
+from ._cache import Cache
+from ._steps import Prompt, Step, Verify, programs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...._internal.types import NDArray
+    from ._decoder import Decoder
+    from ._requests import Request
+
+__all__ = ["DraftLane", "Lane", "Prompts"]
+
+CHUNKS = (512, 128, 32, 8, 1)  # lengths in which prompts are processed; each is compiled once
+LAG = 4  # steps that are queued before the tokens of the first one are read
+GRAM = 3  # largest number of tokens that are looked up in earlier ones
+
+
+class Prompts:
+    """The cache of a network for some requests, and the scores after their prompts.
+
+    Prompts are read one by one, so the bits of a request don't depend on the others.
+    """
+
+    def __init__(
+        self, net: Decoder, prompts: Sequence[np.ndarray], more: int, copies: int = 1
+    ) -> None:
+        """`more` is the number of tokens that may follow. Each prompt is read into the first of
+        `copies` sequences."""
+        self.net, self.ctx = net, net.embed.weight.list_ctx()[0]
+        longest = max(len(prompt) for prompt in prompts)
+        chunk = next(size for size in CHUNKS if size <= longest)
+        self.cache = Cache.create(net, copies * len(prompts), longest + more, max(chunk, 8))
+        self.scores = [
+            self._read(prompt, self.cache.rows(i * copies, i * copies + 1))
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _read(self, prompt, cache):
+        """Adds a prompt to a cache of one sequence. Returns the scores (1, 1, vocab) after it."""
+        program, at, scores = programs_of(self.net, Prompt), 0, None
+        while at < len(prompt):
+            size = next(size for size in CHUNKS if size <= len(prompt) - at)
+            cache.make_room(np.array([at]), size)
+            scores = program(
+                nd.array(prompt[None, at : at + size], ctx=self.ctx, dtype="int32"),
+                nd.array([at], ctx=self.ctx, dtype="int32"),
+                nd.array([size - 1], ctx=self.ctx, dtype="int32"),
+                cache.arrays,
+            )
+            at += size
+        return scores
+
+
+def keys_of(seeds: Sequence[int], positions: np.ndarray, ctx: Any) -> NDArray:
+    """Returns the keys (rows, 2) of the draws with seeds at positions."""
+    return nd.array(np.stack([np.array(seeds, "int64"), positions], 1), ctx=ctx, dtype="int64")
+
+
+class Lane:
+    """Requests that advance by one token in each step. Steps are queued ahead of the host."""
+
+    def __init__(
+        self,
+        net: Decoder,
+        requests: list[Request],
+        seeds: list[int],
+        most: int,
+        options: dict[str, float],
+    ) -> None:
+        self.requests, self.left = requests, most - 1
+        self.step = programs_of(net, Step, **options)
+        read = Prompts(net, [request.prompt for request in requests], most)
+        self.cache, ctx = read.cache, read.ctx
+        self.lengths = np.array([len(request.prompt) for request in requests])
+        self.rows = nd.array(self.lengths, ctx=ctx, dtype="int32")
+        zeros = np.zeros(len(requests), "int64")
+        history = None
+        if self.step.penalizes:
+            width = 64
+            while width < self.lengths.max() + most:
+                width *= 2
+            history = nd.array(tails([r.prompt for r in requests], width), ctx=ctx, dtype="int32")
+        scores = nd.concat(*read.scores, dim=0)
+        self.drawn = self.step.draw(nd, scores, keys_of(seeds, zeros, ctx), history)
+        self.drawn = self.drawn.as_in_context(ctx)
+        self.keys = keys_of(seeds, zeros + 1, ctx)
+        if history is not None:
+            history = nd.concat(history[:, 1:], self.drawn.expand_dims(1), dim=1)
+        self.history = history
+        self.queue = [self.drawn]
+
+    def advance(self) -> None:
+        """Queues the next step."""
+        if not self.left:
+            return
+        self.left -= 1
+        self.cache.make_room(self.lengths, 1)
+        self.drawn, self.rows, self.keys, *rest = self.step(
+            self.drawn, self.rows, self.keys, self.history, self.cache.arrays
+        )
+        self.history = rest[0] if rest else None
+        self.lengths += 1
+        self.queue.append(self.drawn)
+
+    def take(self) -> list[list[int]]:
+        """Returns the new tokens of each request: none as long as few steps are queued."""
+        if not self.queue or (self.left and len(self.queue) <= LAG):
+            return [[] for _ in self.requests]
+        return [[int(token)] for token in self.queue.pop(0).asnumpy()]
+
+
+class DraftLane:
+    """Requests that advance by the tokens of a draft that the network would have drawn as well.
+
+    The draws depend on the seed, the position and the scores alone, so the tokens are those of a
+    `Lane`. `draft` is a network, or None to look up the last tokens among the earlier ones.
+    """
+
+    def __init__(
+        self,
+        net: Decoder,
+        requests: list[Request],
+        seeds: list[int],
+        most: int,
+        options: dict[str, float],
+        draft: Decoder | None,
+        count: int,
+    ) -> None:
+        self.requests, self.seeds, self.count = requests, seeds, count
+        prompts = [request.prompt for request in requests]
+        self.verify = programs_of(net, Verify, **options)
+        read = Prompts(net, prompts, min(most + count + 1, room(net, prompts)))
+        self.cache, self.ctx = read.cache, read.ctx
+        self.lengths = np.array([len(prompt) for prompt in prompts])
+        self.tokens = [list(map(int, prompt)) for prompt in prompts]
+        self.drafter = None
+        if draft is not None:
+            more = min(most + count + 1, room(draft, prompts))
+            self.drafter = programs_of(draft, Step, **options), Prompts(draft, prompts, more)
+        self.width = 64
+        while self.width < self.lengths.max() + most + count:
+            self.width *= 2
+        self.positions = np.zeros(len(requests), "int64")
+        scores = nd.concat(*read.scores, dim=0)
+        keys = keys_of(seeds, self.positions, self.ctx)
+        drawn = self.verify.draw(nd, scores, keys, self._history([[]] * len(requests), 1))
+        self.pending = (drawn, np.zeros((len(requests), 0), "int32"))
+
+    def _history(self, drafts, rows):
+        """Returns the earlier tokens of the row of each token of the drafts, for the penalty."""
+        if not self.verify.penalizes:
+            return None
+        tails_of = [
+            [*tokens, *draft[:i]] for tokens, draft in zip(self.tokens, drafts) for i in range(rows)
+        ]
+        return nd.array(tails(tails_of, self.width), ctx=self.ctx, dtype="int32")
+
+    def advance(self) -> None:
+        """Queues a draft, and its check."""
+        if self.pending is not None:
+            return
+        last = np.array([tokens[-1] for tokens in self.tokens], "int32")
+        if self.drafter is None:
+            drafts = self._looked_up()
+        else:
+            drafts = self._drafted(last)
+        rows = drafts.shape[1] + 1
+        self.cache.make_room(self.lengths, rows)
+        if isinstance(drafts, np.ndarray):
+            known, drafts = drafts, nd.array(drafts, ctx=self.ctx, dtype="int32")
+        else:
+            known = drafts.asnumpy() if self.verify.penalizes else None
+        first = nd.array(last[:, None], ctx=self.ctx, dtype="int32")
+        seeds = np.repeat(self.seeds, rows)
+        positions = (self.positions[:, None] + np.arange(rows)).reshape(-1)
+        drawn = self.verify(
+            nd.concat(first, drafts, dim=1) if rows > 1 else first,
+            nd.array(self.lengths, ctx=self.ctx, dtype="int32"),
+            keys_of(seeds, positions, self.ctx),
+            self._history(known if known is None else known.tolist(), rows),
+            self.cache.arrays,
+        )
+        self.pending = (drawn, drafts if known is None else known)
+
+    def _drafted(self, last):
+        """Draws `count` tokens of each request with the smaller network."""
+        step, read = self.drafter
+        read.cache.make_room(self.lengths, self.count + 1)
+        token = nd.array(last, ctx=read.ctx, dtype="int32")
+        rows = nd.array(self.lengths, ctx=read.ctx, dtype="int32")
+        keys = keys_of(self.seeds, self.positions, read.ctx)
+        history, found = None, []
+        if step.penalizes:
+            history = nd.array(tails(self.tokens, self.width), ctx=read.ctx, dtype="int32")
+        # The last step adds the last token of the draft to the cache.
+        for _ in range(self.count + 1):
+            token, rows, keys, *rest = step(token, rows, keys, history, read.cache.arrays)
+            history = rest[0] if rest else None
+            found.append(token.as_in_context(self.ctx))
+        return nd.stack(*found[: self.count], axis=1)
+
+    def _looked_up(self):
+        """Returns the tokens that followed the last tokens earlier, or no tokens if there are none
+        for any request."""
+        found = [
+            lookup(tokens, self.count) if request.open else []
+            for tokens, request in zip(self.tokens, self.requests)
+        ]
+        if not any(found):
+            return np.zeros((len(found), 0), "int32")
+        return np.array([draft + [0] * (self.count - len(draft)) for draft in found], "int32")
+
+    def take(self) -> list[list[int]]:
+        """Returns the new tokens of each request."""
+        if self.pending is None:
+            return [[] for _ in self.requests]
+        drawn, drafts = self.pending
+        self.pending = None
+        if not isinstance(drafts, np.ndarray):
+            drafts = drafts.asnumpy()
+        found: list[list[int]] = []
+        drawn = drawn.asnumpy().reshape(len(self.requests), -1)
+        for i, request in enumerate(self.requests):
+            right = drawn[i, :-1] == drafts[i]
+            new = drawn[i, : 1 + int(right.argmin() if not right.all() else len(right))].tolist()
+            found.append(new)
+            # The cache has the keys of all tokens except the last one.
+            if request.open and len(new) < request.most - request.drawn:
+                self.lengths[i] = len(self.tokens[i]) + len(new) - 1
+                self.positions[i] += len(new)
+                self.tokens[i] += new
+        return found
+
+
+def room(net: Decoder, prompts: Sequence[np.ndarray]) -> int:
+    """Returns the number of tokens for which a network has positions after the longest prompt."""
+    longest = max(len(prompt) for prompt in prompts)
+    return net.max_length - longest if net.max_length else 1 << 62
+
+
+def lookup(tokens: list[int], count: int) -> list[int]:
+    """Returns up to `count` tokens that followed the latest earlier occurrence of the last tokens,
+    of three if possible, or else of fewer."""
+    for size in range(min(GRAM, len(tokens) - 1), 0, -1):
+        last = tokens[-size:]
+        for at in range(len(tokens) - size - 1, -1, -1):
+            if tokens[at : at + size] == last:
+                return tokens[at + size : at + size + count]
+    return []
+
+
+def tails(sequences: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """Returns the sequences (rows, width), with -1 before them."""
+    rows = np.full((len(sequences), width), -1, "int32")
+    for row, given in zip(rows, sequences):
+        if len(given):
+            row[width - len(given) :] = given
+    return rows

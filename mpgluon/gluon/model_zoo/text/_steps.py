@@ -1,0 +1,177 @@
+"""The compiled programs of generation: prompts, steps, checks of drafts, and steps of beams."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ...block import HybridBlock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...._internal.types import Array
+    from ._decoder import Decoder
+
+__all__ = ["BeamStep", "Prompt", "Step", "Verify", "programs_of"]
+
+
+class _Around(HybridBlock):
+    """A compiled block that calls a network, which keeps its own settings of `hybridize`."""
+
+    def __init__(self, net: Decoder, prefix: str) -> None:
+        super().__init__(prefix=prefix)
+        object.__setattr__(self, "net", net)  # no child, so `hybridize` does not reach it
+        self.hybridize()
+
+
+class Prompt(_Around):
+    """Adds a part of a prompt to the cache, and computes the scores after it."""
+
+    def __init__(self, net: Decoder) -> None:
+        super().__init__(net, "prompt_")
+
+    def hybrid_forward(
+        self, F: Any, tokens: Array, lengths: Array, last: Array, cache: Sequence[Any]
+    ) -> Array:
+        return self.net(tokens, lengths, last, cache)
+
+
+class _Draws(_Around):
+    """A program that draws tokens, with the options of `F.contrib.sample_tokens`."""
+
+    def __init__(self, net: Decoder, prefix: str, **options: float) -> None:
+        super().__init__(net, prefix)
+        self._options = options
+        self.penalizes: bool = options["repetition_penalty"] != 1
+
+    def draw(self, F: Any, scores: Array, keys: Array, history: Array | None) -> Array:
+        """Draws the next tokens (rows,) from scores (batch, time, vocab)."""
+        scores = F.reshape(scores, (-3, 0))
+        given = [keys] if history is None else [keys, history]
+        given = [array.as_in_context(scores.context) for array in given]
+        return F.contrib.sample_tokens(scores, *given, **self._options)
+
+
+class Step(_Draws):
+    """One step of generation: computes the scores of the next tokens and draws them.
+
+    Everything stays on the devices, so the host can queue further steps at once.
+    """
+
+    def __init__(self, net: Decoder, **options: float) -> None:
+        super().__init__(net, "generate_", **options)
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        tokens: Array,
+        lengths: Array,
+        keys: Array,
+        history: Array | None,
+        cache: Sequence[Any],
+    ) -> tuple[Array, ...]:
+        """Returns the next tokens (batch,), and the lengths, keys and history after them."""
+        last = F.zeros_like(lengths)
+        scores = self.net(F.expand_dims(tokens, axis=1), lengths, last, cache)
+        drawn = self.draw(F, scores, keys, history)
+        seed, position = F.split(keys, num_outputs=2, axis=1)
+        keys = F.concat(seed, position + 1, dim=1)
+        if history is not None:
+            added = F.expand_dims(drawn.as_in_context(history.context), axis=1)
+            history = F.concat(F.slice_axis(history, axis=1, begin=1, end=None), added, dim=1)
+        drawn = drawn.as_in_context(tokens.context)
+        return (drawn, lengths + 1, keys) + (() if history is None else (history,))
+
+
+class Verify(_Draws):
+    """Draws the token after each of several tokens. The first one is known, the others are a draft.
+
+    The draws at a position are those of `Step`, so a draft is right as far as it is equal to them.
+    """
+
+    def __init__(self, net: Decoder, **options: float) -> None:
+        super().__init__(net, "verify_", **options)
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        tokens: Array,
+        lengths: Array,
+        keys: Array,
+        history: Array | None,
+        cache: Sequence[Any],
+    ) -> Array:
+        """Returns the drawn tokens (batch * time,) after `tokens` (batch, time). `keys` and
+        `history` have a row for each."""
+        return self.draw(F, self.net(tokens, lengths, None, cache), keys, history)
+
+
+class BeamStep(_Around):
+    """One step of a beam search. The cache is put in the order of the beams first."""
+
+    def __init__(self, net: Decoder, beams: int, kept: int) -> None:
+        super().__init__(net, "beams_")
+        self._beams, self._kept = beams, kept
+
+    def best(self, F: Any, scores: Array, totals: Array, beams: int) -> tuple[Array, Array]:
+        """Returns the logarithms of probabilities, and the indices, of the most probable
+        continuations of each request. `totals` (beams, 1) are the logarithms for the beams."""
+        scores = F.log_softmax(F.cast(F.reshape(scores, (-3, 0)), "float32"), axis=-1)
+        scores = F.broadcast_add(scores, totals.as_in_context(scores.context))
+        scores = F.reshape(scores, (-4, -1, beams, 0))
+        values, indices = F.topk(
+            F.reshape(scores, (0, -3)), k=self._kept, ret_typ="both", dtype="int32"
+        )
+        return values, indices
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        tokens: Array,
+        lengths: Array,
+        totals: Array,
+        order: Array,
+        cache: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """Returns `best`, and the keys and values of the cache in their new order."""
+        moved = []
+
+        def reorder(given):
+            if isinstance(given[0], (list, tuple)):
+                return [reorder(one) for one in given]
+            at = order.as_in_context(given[0].context)
+            both = [F.take(array, at) for array in given[:2]]
+            moved.extend(both)
+            return [*both, *given[2:]]
+
+        cache = [reorder(given) for given in cache]
+        last = F.zeros_like(lengths)
+        scores = self.net(F.expand_dims(tokens, axis=1), lengths, last, cache)
+        return (*self.best(F, scores, totals, self._beams), *moved)
+
+
+class _Programs:
+    """The compiled programs of a network. A copy of the network starts without."""
+
+    def __init__(self) -> None:
+        self.by_options: dict[Any, HybridBlock] = {}
+
+    def __reduce__(self):
+        return _Programs, ()
+
+
+def programs_of(net: Decoder, kind: type[_Around], **options: Any) -> Any:
+    """Returns the program of a kind with some options."""
+    with _creating:
+        programs = vars(net).get("_generation")
+        if programs is None:
+            programs = _Programs()
+            object.__setattr__(net, "_generation", programs)
+        key = (kind, *sorted(options.items()))
+        if key not in programs.by_options:
+            programs.by_options[key] = kind(net, **options)
+        return programs.by_options[key]
+
+
+_creating = threading.Lock()

@@ -1,0 +1,166 @@
+"""Tokenizers of Hugging Face folders, by the packages tokenizers and jinja2."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ....base import MXNetValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Tokenizer", "tokenizer"]
+
+
+def tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Reads the tokenizer of a model: `tokenizer.json`, and `tokenizer_config.json` if it exists.
+
+    Needs the package tokenizers, and jinja2 for chat templates: ``pip install mpgluon[text]``.
+
+    Parameters
+    ----------
+    folder : path
+        The folder of the model.
+
+    Returns
+    -------
+    Tokenizer
+
+    Raises
+    ------
+    ImportError
+        If a package is missing.
+    ValueError
+        If the folder has no `tokenizer.json`.
+    """
+    return Tokenizer(folder)
+
+
+def _missing(package: str, use: str) -> ImportError:
+    return ImportError(f"{use} need the package {package}; run: pip install mpgluon[text]")
+
+
+class Tokenizer:
+    """Converts text to tokens and back. Returned by `tokenizer`.
+
+    Attributes
+    ----------
+    stop : list of int
+        The tokens that end a text.
+    template : str or None
+        The chat template.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise _missing("tokenizers", "tokenizers") from error
+        path = os.path.join(folder, "tokenizer.json")
+        if not os.path.exists(path):
+            raise MXNetValueError(
+                f"tokenizer: {os.fspath(folder)!r} has no tokenizer.json; save the tokenizer with "
+                "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
+            )
+        self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        self._config = _read(folder, "tokenizer_config.json")
+        self.template: str | None = _template(self._config.get("chat_template"))
+        template = os.path.join(folder, "chat_template.jinja")
+        if self.template is None and os.path.exists(template):
+            with open(template, encoding="utf-8") as file:
+                self.template = file.read()
+        self.stop: list[int] = self._stop(_read(folder, "generation_config.json"))
+
+    def _stop(self, generation):
+        found = generation.get("eos_token_id")
+        if found is None:
+            token = _text(self._config.get("eos_token"))
+            found = None if token is None else self._tokenizer.token_to_id(token)
+        if found is None:
+            return []
+        return found if isinstance(found, list) else [found]
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Returns the tokens of a text, with the tokens that begin or end a text if `special`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Returns the text of tokens, with special tokens if `special`."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
+
+    def chat(self, messages: list[dict[str, Any]], reply: bool = True, **values: Any) -> str:
+        """Formats messages by the chat template of the model.
+
+        Parameters
+        ----------
+        messages : list of dict
+            As in ``[{"role": "user", "content": "Hello"}]``.
+        reply : bool, default True
+            Whether the beginning of a reply is added.
+        values
+            Further variables of the template.
+
+        Returns
+        -------
+        str
+            A prompt that contains its special tokens: encode it with ``special=False``.
+        """
+        if self.template is None:
+            raise MXNetValueError(
+                "chat: the folder of the tokenizer has no chat template; format the messages "
+                "yourself"
+            )
+        try:
+            from jinja2.exceptions import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as error:
+            raise _missing("jinja2", "chat templates") from error
+
+        def refuse(message):
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = refuse
+        environment.filters["tojson"] = lambda x, **more: json.dumps(x, ensure_ascii=False, **more)
+        names = {key: _text(value) for key, value in self._config.items() if key.endswith("_token")}
+        return environment.from_string(self.template).render(
+            messages=messages, add_generation_prompt=reply, **names, **values
+        )
+
+
+def _read(folder, name):
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _text(token):
+    """Returns the text of a special token, which configs store as a string or a dict."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _template(given):
+    """Returns the chat template, which configs store as a string or as a list of named ones."""
+    if isinstance(given, list):
+        named = {one["name"]: one["template"] for one in given}
+        return named.get("default")
+    return given
+
+
+def encoded(given: Any, text: str) -> list[int]:
+    """Encodes text by a `Tokenizer`, or one of tokenizers or transformers."""
+    found = given.encode(text)
+    return list(getattr(found, "ids", found))
+
+
+def decoder_of(given: Any) -> Any:
+    """Returns the function that decodes tokens without special ones."""
+    if isinstance(given, Tokenizer):
+        return given.decode
+    return lambda tokens: given.decode(tokens, skip_special_tokens=True)
