@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
+#include "kernels/cpu/products/narrow_halves.h"
 #include "kernels/cpu/products/paired_product.h"
 #include "kernels/cpu/products/panels.h"
 
@@ -38,6 +39,9 @@ mpg_status mpg_cpu_dot(const mpg_kernel_call *call) {
   int64_t k = as->dims[ta ? 0 : as->ndim - 1];
   int64_t m = ta ? mpg_shape_product(as, 1, as->ndim) : mpg_shape_product(as, 0, as->ndim - 1);
   int64_t n = tb ? mpg_shape_product(bs, 0, bs->ndim - 1) : mpg_shape_product(bs, 1, bs->ndim);
+  if (mpg_cpu_narrow_halves(call, &(mpg_half_product){a->desc.dtype, ta, tb, 1, m, n, k, a->data,
+                                                      b->data, NULL, call->outputs[0].data}))
+    return MPG_OK;
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_matmul s = {.batch = 1, .m = m, .n = n, .k = k, .ta = ta, .tb = tb};
   mpg_status status;
@@ -105,6 +109,10 @@ mpg_status mpg_cpu_batch_dot(const mpg_kernel_call *call) {
   if (count * m * n == 0) return MPG_OK;
   bool rows = m == 1 && !p->transpose_a && p->transpose_b && !mpg_gemm_tiny(m, n, k);
   if (rows && mpg_cpu_row_products(call, a->desc.dtype, count, n, k, a->data, b->data, c->data))
+    return MPG_OK;
+  if (mpg_cpu_narrow_halves(
+          call, &(mpg_half_product){a->desc.dtype, p->transpose_a, p->transpose_b, count, m, n, k,
+                                    a->data, b->data, NULL, c->data}))
     return MPG_OK;
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_matmul s = {
@@ -203,6 +211,9 @@ mpg_status mpg_cpu_fully_connected(const mpg_kernel_call *call) {
   if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&data->desc, &weight->desc},
                             &product))
     return mpg_cpu_panels(call, &product);
+  if (mpg_cpu_narrow_halves(call, &(mpg_half_product){data->desc.dtype, false, true, 1, m, n, k,
+                                                      data->data, weight->data, bias, out->data}))
+    return MPG_OK;
 #ifdef MPG_WITH_ONEDNN
   mpg_dtype dtype = data->desc.dtype;
   mpg_onednn_matmul s = {.batch = 1, .m = m, .n = n, .k = k, .tb = true};
