@@ -77,7 +77,7 @@ ALWAYS_INLINE void rows_int8(const few *t, const uint8_t *packed, int64_t unit, 
   int64_t scale = unit * w->weight.groups;
   for (int64_t at = 0; at < k; scale++) {
     int64_t end = at + group;
-    V part[FEW_ROWS][4];
+    V part[FEW_ROWS][4] = {{V_SET(0)}};
     MPG_UNROLL(8)
     for (int m = 0; m < rows; m++)
       for (int c = 0; c < 4; c++) part[m][c] = V_SET(0);
@@ -114,7 +114,7 @@ ALWAYS_INLINE void rows_int8_short(const few *t, const uint8_t *packed, int64_t 
   const float *data = t->data;
   int64_t scale = unit * w->weight.groups;
   for (int64_t at = 0; at < k; scale++) {
-    V part[FEW_ROWS], factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
+    V part[FEW_ROWS] = {V_SET(0)}, factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
     V q = V_FROM(VI_SIGNED_BYTES(packed + at));
     MPG_UNROLL(8)
     for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
@@ -166,7 +166,7 @@ ALWAYS_INLINE void rows_nibbles(const few *t, const uint8_t *packed, int64_t uni
   for (int64_t at = 0; at < k; at += NIBBLE_BLOCK) {
     uint8_t last[NIBBLE_BLOCK / 2];
     const uint8_t *from = packed + at / 2;
-    V part[FEW_ROWS], factor, zero;
+    V part[FEW_ROWS] = {V_SET(0)}, factor, zero;
     int valid = count;
     if (k - at < NIBBLE_BLOCK) {
       memset(last, 0, sizeof last);
@@ -199,7 +199,7 @@ ALWAYS_INLINE void rows_q8_0(const few *t, const uint8_t *block, int64_t unit, i
   const float *data = t->data;
   (void)unit;
   for (int64_t at = 0; at < k; at += 32, block += 34) {
-    V part[FEW_ROWS], factor = V_SET(half_at(block));
+    V part[FEW_ROWS] = {V_SET(0)}, factor = V_SET(half_at(block));
     V q = V_FROM(VI_SIGNED_BYTES(block + 2));
     MPG_UNROLL(8)
     for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
@@ -219,7 +219,7 @@ ALWAYS_INLINE void rows_q4_0(const few *t, const uint8_t *block, int64_t unit, i
   const TABLE table = TABLE_OF(centered);
   (void)unit;
   for (int64_t at = 0; at < k; at += 32, block += 18) {
-    V part[FEW_ROWS], factor = V_SET(half_at(block));
+    V part[FEW_ROWS] = {V_SET(0)}, factor = V_SET(half_at(block));
     MPG_UNROLL(8)
     for (int m = 0; m < rows; m++) part[m] = V_SET(0);
     for (int i = 0; i < 16; i += LANES) {

@@ -87,7 +87,8 @@ class Step(_Draws):
 class Verify(_Draws):
     """Draws the token after each of several tokens. The first one is known, the others are a draft.
 
-    The draws at a position are those of `Step`, so a draft is right as far as it is equal to them.
+    `Step` makes the same draws at a position, so the leading tokens of a draft that equal them are
+    right.
     """
 
     def __init__(self, net: Decoder, **options: float) -> None:
