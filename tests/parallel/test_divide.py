@@ -162,6 +162,22 @@ def test_from_pretrained_divides_the_layers_over_a_list(tmp_path, count, tied):
     assert text.generate(divided, [[1, 5, 3]], max_new=6) == new
 
 
+def test_from_pretrained_stays_within_the_memory_of_each_device(tmp_path):
+    net = llama()
+    net.initialize()
+    net.save_parameters(tmp_path, format="huggingface")
+    devices = [mx.cpu(0), mx.cpu(1)]
+    memory = {devices[0]: 12_000, devices[1]: 29_000}
+    divided = text.from_pretrained(tmp_path, ctx=devices, memory=memory)
+    for ctx in devices:
+        params = [p for p in divided.collect_params().values() if p.list_ctx() == [ctx]]
+        assert 0 < 4 * sum(p.data().size for p in params) <= memory[ctx]
+    with pytest.raises(ValueError, match="no division into consecutive layers fits"):
+        text.from_pretrained(tmp_path, ctx=devices, memory=dict.fromkeys(devices, 12_000))
+    with pytest.raises(TypeError, match="memory needs a list of devices"):
+        text.from_pretrained(tmp_path, ctx=devices[0], memory=memory)
+
+
 def test_from_pretrained_prints_the_placement_if_asked(tmp_path, capsys):
     net = llama()
     net.initialize()

@@ -7,6 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from mpgluon.contrib import lora
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _layers
@@ -376,6 +377,19 @@ def test_from_pretrained_accepts_placements_devices_and_dtypes(tmp_path):
     assert replicas.head.weight.list_ctx() == [mx.cpu(0), mx.cpu(1)]
     half = text.from_pretrained(tmp_path, dtype="bfloat16")
     assert "bfloat16" in str(half.head.weight.data().dtype)
+
+
+def test_loading_without_gradients_takes_the_memory_of_the_parameters(tmp_path):
+    _, want = saved_llama(tmp_path)
+    net = text.from_pretrained(tmp_path, grad_req="null")
+    assert {param.grad_req for param in net.collect_params().values()} == {"null"}
+    assert (net(tokens()).asnumpy() == want).all()
+    with pytest.raises(mx.MXNetError, match="has no gradient because its grad_req is 'null'"):
+        net.head.weight.grad()
+    lora.apply(net, {".*query": 2})
+    assert {param.grad_req for param in lora.parameters(net).values()} == {"write"}
+    lora.remove(net)
+    assert net.head.weight.grad_req == "null"
 
 
 def test_progress_bar_of_loading_is_shown_only_on_request(tmp_path, capsys):

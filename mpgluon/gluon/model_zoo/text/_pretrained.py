@@ -9,6 +9,7 @@ from .... import autograd
 from ...._core import dtype_name
 from ....base import MXNetError
 from ....context import Context
+from ....parallel import divide
 from ..._huggingface.files import Weights, read_json
 from ..._huggingface.load import load
 from ..._tree import huggingface_of, set_huggingface
@@ -89,6 +90,8 @@ def from_pretrained(
     folder: str | os.PathLike[str],
     ctx: Any = None,
     dtype: DType | None = None,
+    memory: Mapping[Context, int] | None = None,
+    grad_req: str = "write",
     verbose: bool = False,
     progress: bool | None = None,
 ) -> HybridBlock:
@@ -106,6 +109,11 @@ def from_pretrained(
     dtype : str, optional
         Dtype of the parameters. By default, that of the files, or 'float32' if they have several.
         'float32' is more precise for training files in half precision.
+    memory : dict of Context to int, optional
+        Largest number of bytes of parameters on each device of a list (see `parallel.divide`).
+    grad_req : {'write', 'add', 'null'}, default 'write'
+        'null' allocates no gradients, which take as much memory as the parameters. Generation and
+        adapters need none.
     verbose : bool, default False
         Whether to print the placement.
     progress : bool, optional
@@ -121,7 +129,8 @@ def from_pretrained(
     MXNetError
         If the folder is incomplete or damaged, or if the network would differ from the model.
     ValueError
-        If a list has more devices than the network has layers.
+        If a list has more devices than the network has layers, or if these do not fit into
+        `memory`.
     """
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
@@ -131,6 +140,13 @@ def from_pretrained(
         )
     net = from_config(folder)
     net.cast(_dtype_of(folder) if dtype is None else dtype_name(dtype))
+    for param in net.collect_params().values():
+        if param.grad_req != "null":
+            param.grad_req = grad_req
+    if memory is not None:
+        if not isinstance(ctx, (list, tuple)):
+            raise TypeError("from_pretrained: memory needs a list of devices, ctx=[...]")
+        ctx = divide(net, ctx, memory)
     if ctx is not None and not isinstance(ctx, Context):
         # A Plan can only place networks with values, but its placement needs none.
         net.place(getattr(ctx, "placement", ctx), verbose=verbose)
