@@ -283,6 +283,56 @@ def test_pipelined_language_models_have_the_losses_of_one_device(script, tmp_pat
     check_why(output, name, tmp_path / "out" / script.replace(".py", ".png"))
 
 
+def test_llama_example_learns_saves_and_tunes_its_own_model(tmp_path):
+    """Trains all weights of the random model, then adapters of the saved one, on a text of one
+    sentence, which it then continues."""
+    pytest.importorskip("matplotlib")
+    sentence = "the cat sat on the mat and the dog sat on the log. "
+    (tmp_path / "text.txt").write_text(sentence * 200)
+    small = ["--text", "text.txt", "--length", "32", "--tokens", "60", "--temperature", "0"]
+    prompt = ["--prompt", "the cat sat"]
+    output = run(
+        "llama.py",
+        *small,
+        *prompt,
+        "--steps",
+        "60",
+        "--out",
+        "first",
+        "--save",
+        "--check",
+        cwd=tmp_path,
+    )
+    assert "771,200 numbers are trained" in output
+    assert "the same tokens on cpu(0) alone: yes" in output
+    assert float(re.search(r"([\d.]+) at the last", output)[1]) < 1
+    assert re.search(r"^training: [\d,]+ tokens/s$", output, re.M)
+    assert re.search(r"^generating: [\d,]+ tokens/s$", output, re.M)
+    for row in ("loading", "training", "generating"):
+        sizes = re.search(rf"^MB, {row} +([\d.]+) +([\d.]+)$", output, re.M).groups()
+        assert all(1 < float(size) < 100 for size in sizes)
+    assert "the cat sat on the mat and the dog sat" in output
+    assert (tmp_path / "first" / "llama.png").read_bytes().startswith(b"\x89PNG")
+
+    tuned = ["--model", "first/llama", "--memory", "0.002", "0.001", "0.002"]
+    devices = ["--devices", "cpu(0)", "cpu(1)", "cpu(2)"]
+    output = run("llama.py", *small, *prompt, *tuned, *devices, "--steps", "2", cwd=tmp_path)
+    assert re.search(r"cpu\(1\): layers.\d \(", output)
+    assert "149,504 numbers are trained" in output
+    assert "the cat sat on the mat" in output
+
+
+def test_llama_example_only_generates_without_a_text(tmp_path):
+    run("llama.py", "--steps", "0", "--tokens", "3", "--save", cwd=tmp_path)
+    model = ["--model", "example-output/llama"]
+    output = run("llama.py", *model, "--tokens", "3", cwd=tmp_path)
+    assert "training" not in output and "generating: " in output
+    with pytest.raises(AssertionError, match="--memory needs a number for each"):
+        run("llama.py", *model, "--memory", "1", cwd=tmp_path)
+    with pytest.raises(AssertionError, match="no division into consecutive layers fits"):
+        run("llama.py", *model, "--memory", "0.001", "0.001", cwd=tmp_path)
+
+
 @pytest.mark.slow
 def test_image_pipeline_losses_match_without_batch_norm(tmp_path):
     """Without BatchNorm the pipeline has the losses of the whole batch, with BatchNorm those of the
