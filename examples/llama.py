@@ -216,7 +216,7 @@ def main() -> None:
     net = load(folder, options.devices, memory_of(options), learns and not rank)
     if not isinstance(net, text.Decoder):
         raise SystemExit(f"{folder} holds a {type(net).__name__}; only language models generate")
-    has_bytes = net.embed.weight.shape[0] == 256
+    has_bytes = net.embed.weight.data().shape[0] == 256
     tokenizer: Bytes | Words = Bytes() if has_bytes else Words(folder)
     rows = [("", *map(str, options.devices)), ("MB, loading", *peaks(options.devices))]
 
