@@ -42,6 +42,9 @@ OPTIONS = {
     "dims": ("axis", "axes"),
     "keepdim": ("keepdims",),
     "device": ("ctx",),
+    "device_map": ("ctx",),
+    "max_memory": ("memory",),
+    "torch_dtype": ("dtype",),
     "n_microbatches": ("micro_batches",),
     "num_microbatches": ("micro_batches",),
     "chunks": ("micro_batches",),
@@ -63,6 +66,9 @@ _VALUES = {
     "largest": "which is its opposite",
     "drop_last": "last_batch='discard' drops it",
     "batch_first": "layout='NTC' has the batch first",
+    "device_map": "ctx=[mx.gpu(0), mx.gpu(1)] divides the layers",
+    "max_memory": "memory={mx.gpu(0): 20 * 2**30} is the limit of bytes",
+    "torch_dtype": "dtype='float16', for example",
 }
 
 ARRAY = {
@@ -366,6 +372,13 @@ DATA = {
     "TensorDataset": GLUON["TensorDataset"],
     "default_collate": "gluon.data.default_batchify_fn",
     "ChainDataset": "an IterableDataset whose __iter__ chains the data sets",
+}
+
+TEXT = {
+    "AutoModel": "text.from_pretrained(folder)",
+    "AutoModelForCausalLM": "text.from_pretrained(folder)",
+    "AutoModelForSequenceClassification": "text.from_pretrained(folder)",
+    "AutoConfig": "text.from_config(folder), which creates the network",
 }
 
 SCHEDULERS = {

@@ -143,6 +143,46 @@ def test_stacks_of_layers_and_parameters_of_the_block_itself_are_placed():
     assert net(nd.ones((2, 1), ctx=on(0))).context == on(1)
 
 
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 32,
+}
+IMAGES = {"image_size": 8, "patch_size": 4}
+CONFIGS = {
+    "bert": {**SIZES, "architectures": ["BertForMaskedLM"]},
+    "clip": {
+        "projection_dim": 8,
+        "text_config": {**SIZES, "max_position_embeddings": 16, "eos_token_id": 2},
+        "vision_config": {k: v for k, v in {**SIZES, **IMAGES}.items() if k != "vocab_size"},
+    },
+    "mixtral": {**SIZES, "num_local_experts": 4},
+    "t5": {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 32},
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_networks_with_several_stacks_are_divided_with_the_bits_of_one_device(kind):
+    """Including parameters that several devices use: position biases, tied heads, a scale."""
+    net = text.from_config({"model_type": kind, **CONFIGS[kind]})
+    net.initialize(mx.init.Normal(0.3), ctx=on(0))
+    tokens = nd.array([[1, 5, 3, 2]], dtype="int32", ctx=on(0))
+    images = nd.random.normal(shape=(1, 3, 8, 8), ctx=on(0))
+    given = {"t5": (tokens, tokens), "clip": (tokens, images)}.get(kind, (tokens,))
+
+    def results():
+        found = net(*given)
+        return [each.asnumpy() for each in (found if isinstance(found, list | tuple) else [found])]
+
+    want = results()
+    net.place([on(0), on(1)], verbose=False)
+    assert {param.list_ctx()[0] for param in net.collect_params().values()} == {on(0), on(1)}
+    for got, expected in zip(results(), want):
+        np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_from_pretrained_divides_the_layers_over_a_list(tmp_path, count, tied):

@@ -12,6 +12,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon._internal import hints
 from mpgluon.gluon import nn, rnn
+from mpgluon.gluon.model_zoo import text
 from support.devices import cpus_only
 from support.paths import ROOT
 
@@ -399,6 +400,12 @@ TensorDataset | gluon.data.ArrayDataset | len(r(x, y)) == 2
 default_collate | gluon.data.default_batchify_fn | same(r([1, 2]), [1, 2])
 ChainDataset | an IterableDataset | list(chained()) == [0, 1, 0, 1]
 """
+TEXT = """
+AutoModel | text.from_pretrained(folder) | r.head.weight.shape == (8, 4) | folder = llama(file)
+AutoModelForCausalLM | text.from_pretrained(folder) | r.head | folder = llama(file)
+AutoModelForSequenceClassification | text.from_pretrained(folder) | r.head | folder = llama(file)
+AutoConfig | text.from_config(folder) | r.head | folder = llama(file)
+"""
 SCHEDULERS = """
 StepLR | FactorScheduler(step=step_size * len(batches), factor=gamma) | \
 [r(1), r(5), r(6)] == [0.01, 0.01, 0.005] | step_size, batches, gamma = 1, [0] * 5, 0.5
@@ -457,6 +464,7 @@ TABLES = {
     "GLUON": (lambda scope: gluon, GLUON),
     "FUNCTIONS": (lambda scope: nd, FUNCTIONS),
     "DATA": (lambda scope: gluon.data, DATA),
+    "TEXT": (lambda scope: text, TEXT),
     "SCHEDULERS": (lambda scope: mx.lr_scheduler, SCHEDULERS),
     "INITIALIZERS": (lambda scope: mx.init, INITIALIZERS),
     "OPTIMIZERS": (lambda scope: mx.optimizer, OPTIMIZERS),
@@ -568,6 +576,16 @@ def replicas(mesh, net):
     return net[0].weight.list_ctx()
 
 
+def llama(folder):
+    """Writes the folder of a small network."""
+    sizes = {"hidden_size": 4, "intermediate_size": 4, "num_attention_heads": 1}
+    sizes.update(num_hidden_layers=1, vocab_size=8, model_type="llama")
+    net = text.from_config(sizes)
+    net.initialize()
+    net.save_parameters(folder, format="huggingface")
+    return folder
+
+
 def scope_of(tmp_path):
     net = built(nn.HybridSequential, nn.Dense(3, in_units=3), nn.Dense(3, in_units=3))
     net.initialize()
@@ -597,6 +615,7 @@ def scope_of(tmp_path):
     given["devices"] = lambda net: {p.list_ctx()[0] for p in net.collect_params().values()}
     given["dtypes"] = lambda net: {numpy.dtype(p.dtype).name for p in net.collect_params().values()}
     given["frozen"] = lambda net: {p.grad_req for p in net.collect_params().values()} == {"null"}
+    given.update(text=text, llama=llama)
     given.update(dataset=gluon.data.SimpleDataset(list(range(5))), chained=Chained)
     helpers = (
         queries,
@@ -685,8 +704,8 @@ def test_foreign_parameter_setting_raises_a_hint_that_works(name, checks, tmp_pa
 
 
 def test_every_hint_has_a_row():
-    for table, (_, text) in TABLES.items():
-        assert rows_of(text).keys() == getattr(hints, table).keys(), table
+    for table, (_, rows) in TABLES.items():
+        assert rows_of(rows).keys() == getattr(hints, table).keys(), table
     assert rows_of(PARAMETER_SETTINGS).keys() == hints.PARAMETER_SETTINGS.keys()
     assert {(row[0], row[1]) for row in OPTIONS} == {
         (option, way) for option, ways in hints.OPTIONS.items() for way in ways
@@ -748,6 +767,12 @@ n_microbatches | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batc
 num_microbatches | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
 chunks | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
 gamma | factor | mx.lr_scheduler.FactorScheduler(3, {}) | 0.5 | 0.5 | r.factor == 0.5
+device_map | ctx | text.from_pretrained(llama(file), {}) | 0 | [mx.cpu(0), mx.cpu(1)] | \
+len(devices(r)) == 2
+max_memory | memory | text.from_pretrained(llama(file), {}, ctx=[mx.cpu(0)]) | 0 | \
+{mx.cpu(0): 900} | r.head
+torch_dtype | dtype | text.from_pretrained(llama(file), {}) | 0 | 'float16' | \
+dtypes(r) == {"float16"}
 """
 OPTIONS = [line.split(" | ") for line in OPTIONS.replace("\\\n", "").strip().splitlines()]
 

@@ -379,6 +379,25 @@ def test_from_pretrained_accepts_placements_devices_and_dtypes(tmp_path):
     assert "bfloat16" in str(half.head.weight.data().dtype)
 
 
+def test_names_of_transformers_raise_errors_with_the_replacement(tmp_path):
+    saved_llama(tmp_path)
+    for option, way in (
+        (
+            {"device_map": "auto"},
+            r"'ctx'\? \(ctx=\[mx.gpu\(0\), mx.gpu\(1\)\] divides the layers\)",
+        ),
+        ({"max_memory": {0: "1GB"}}, "'memory'"),
+        ({"torch_dtype": "auto"}, "'dtype'"),
+        ({"low_cpu_mem_usage": True}, "it takes ctx, dtype, memory, grad_req, verbose, progress"),
+    ):
+        with pytest.raises(TypeError, match=rf"has no option '{next(iter(option))}'.*{way}"):
+            text.from_pretrained(tmp_path, **option)
+    with pytest.raises(AttributeError, match=r"use text.from_pretrained\(folder\)"):
+        text.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(AttributeError, match="did you mean 'from_pretrained'"):
+        text.from_pretrain
+
+
 def test_loading_without_gradients_takes_the_memory_of_the_parameters(tmp_path):
     _, want = saved_llama(tmp_path)
     net = text.from_pretrained(tmp_path, grad_req="null")

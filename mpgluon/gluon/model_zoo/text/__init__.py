@@ -5,6 +5,7 @@ have the children `embed`, `layers`, `norm` and `head`, so placements, plans and
 look alike.
 """
 
+from ...._internal.hints import TEXT as _TEXT, near_names as _near_names
 from ._decoder import Decoder, DecoderLayer
 from ._encoder import CLIP, Encoder, EncoderLayer
 from ._generation import generate
@@ -25,3 +26,5 @@ __all__ = [
     "generate",
     "tokenizer",
 ]
+
+_near_names(__name__, **_TEXT)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .... import autograd
 from ...._core import dtype_name
+from ...._internal.hints import unknown_option_of
 from ....base import MXNetError
 from ....context import Context
 from ....parallel import divide
@@ -18,6 +19,8 @@ from ._config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from typing_extensions import Never
 
     from ...._internal.types import DType
     from ...block import HybridBlock
@@ -94,6 +97,7 @@ def from_pretrained(
     grad_req: str = "write",
     verbose: bool = False,
     progress: bool | None = None,
+    **kwargs: Never,
 ) -> HybridBlock:
     """Loads a model of Hugging Face from a local folder with ``config.json`` and safetensors.
 
@@ -132,6 +136,9 @@ def from_pretrained(
         If a list has more devices than the network has layers, or if these do not fit into
         `memory`.
     """
+    if kwargs:
+        known = ("ctx", "dtype", "memory", "grad_req", "verbose", "progress")
+        raise unknown_option_of("from_pretrained", kwargs, known)
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
         raise MXNetError(
