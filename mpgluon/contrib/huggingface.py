@@ -20,15 +20,18 @@ from ..gluon._huggingface.entries import (
     Prefix,
     Rename,
     Reshape,
+    Shift,
     Split,
     Stack,
     Transpose,
 )
 from ..gluon._huggingface.files import Weights
+from ..gluon._huggingface.gguf import GGUF
 from ..gluon._huggingface.load import load
 from ..gluon._huggingface.save import save
 
 __all__ = [
+    "GGUF",
     "Alias",
     "Drop",
     "Entry",
@@ -37,6 +40,7 @@ __all__ = [
     "Prefix",
     "Rename",
     "Reshape",
+    "Shift",
     "Split",
     "Stack",
     "Transpose",

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 from ...base import MXNetError
 from .names import Translation
-from .values import Joined, LazyArray, Part, Reordered, Reshaped, Selected, Stacked, Transposed
+from .values import (
+    Joined,
+    LazyArray,
+    Part,
+    Reordered,
+    Reshaped,
+    Selected,
+    Shifted,
+    Stacked,
+    Transposed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +39,7 @@ __all__ = [
     "Prefix",
     "Rename",
     "Reshape",
+    "Shift",
     "Split",
     "Stack",
     "Transpose",
@@ -277,6 +288,28 @@ class Reshape(_Change):
         if math.prod(array.shape) != math.prod(shape):
             raise MXNetError(f"map: '{name}' of shape {array.shape} cannot have shape {shape}")
         return Reshaped(array, shape)
+
+
+class Shift(_Change):
+    """Adds a constant, such as 1 to the factors of norms that a file stores minus 1.
+
+    Parameters
+    ----------
+    pattern : str
+        Regular expression for names.
+    by : float
+        Is added to the values of the file.
+    """
+
+    def __init__(self, pattern: str, by: float) -> None:
+        super().__init__(pattern)
+        self._by = float(by)
+
+    def load(self, arrays: Arrays) -> Arrays:
+        return self._each(arrays, lambda name, array: Shifted(array, self._by))
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return self._each(arrays, lambda name, array: Shifted(array, -self._by))
 
 
 def _divided(name, array, names, axis, sizes):

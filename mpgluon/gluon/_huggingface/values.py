@@ -8,19 +8,42 @@ part of the result then reads only the parts of the originals that it needs.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..._core import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ...ndarray._safetensors import File
 
     Ranges = Sequence[tuple[int, int]]  # (begin, end) along each axis
+
+
+class Quantized(NamedTuple):
+    """The stored form of a weight (units, in_units) in few bits.
+
+    Attributes
+    ----------
+    format, group : str, int
+        Options of `nn.QuantizedDense`.
+    arrays : dict of str to LazyArray
+        The values of the layer's parameters: `packed`, and perhaps `scales`, `zeros` and `order`.
+    """
+
+    format: str
+    group: int
+    arrays: dict[str, LazyArray]
+
+    def each(self, change: Callable[[LazyArray], LazyArray]) -> Quantized:
+        """Returns the form after a change of the units. `order` concerns the inputs."""
+        arrays = {
+            name: array if name == "order" else change(array) for name, array in self.arrays.items()
+        }
+        return self._replace(arrays=arrays)
 
 
 class LazyArray:
@@ -47,6 +70,10 @@ class LazyArray:
     def whole(self) -> np.ndarray:
         """Reads the whole array."""
         return self.read([(0, size) for size in self.shape])
+
+    def quantized(self) -> Quantized | None:
+        """Returns the stored form of a weight that is stored in few bits, or None."""
+        return None
 
 
 class FileArray(LazyArray):
@@ -102,6 +129,13 @@ class Part(LazyArray):
         moved = list(ranges)
         moved[self._axis] = tuple(at + self._begin for at in ranges[self._axis])
         return self._array.read(moved)
+
+    def quantized(self) -> Quantized | None:
+        whole = self._array.quantized()
+        if whole is None or self._axis:
+            return None
+        end = self._begin + self.shape[0]
+        return whole.each(lambda array: Part(array, 0, self._begin, end))
 
 
 class Joined(LazyArray):
@@ -191,6 +225,24 @@ class Reordered(LazyArray):
         wanted = np.arange(begin, end)
         index = wanted // size * size + self._order[wanted % size] - first
         return np.take(self._array.read(own), index, self._axis)
+
+    def quantized(self) -> Quantized | None:
+        whole = self._array.quantized()
+        if whole is None or self._axis:
+            return None
+        return whole.each(lambda array: Reordered(array, 0, self._order))
+
+
+class Shifted(LazyArray):
+    """An array plus a constant."""
+
+    def __init__(self, array: LazyArray, by: float) -> None:
+        self._array, self._by = array, by
+        self.shape, self.dtype, self.slow_axis = array.shape, array.dtype, array.slow_axis
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        value = self._array.read(ranges)
+        return value + value.dtype.type(self._by)
 
 
 class Reshaped(LazyArray):
