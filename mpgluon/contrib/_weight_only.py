@@ -24,7 +24,7 @@ _CHUNK = 1 << 22  # elements that are rounded at a time, to bound the memory
 _DEFAULT_GROUPS = {"int8": 0, "int4": 64, "nf4": 64}
 
 
-def _checked_format(who: str, format: str) -> None:
+def check_format(who: str, format: str) -> None:
     if format not in BLOCKS:
         raise ValueError(f"{who}: format must be one of {', '.join(BLOCKS)}, not {format!r}")
 
@@ -62,7 +62,7 @@ def quantize_array(
     [[-1.0, 0.5], [2.02, 4.0]]
     """
     who = "quantize_array"
-    _checked_format(who, format)
+    check_format(who, format)
     if weight.ndim != 2 or not weight.size:
         raise ValueError(f"{who}: weight must be a matrix (units, in_units), not {weight.shape}")
     rows, columns = weight.shape
@@ -122,32 +122,84 @@ def _is_dense(block):
     return isinstance(block, nn.Dense) and type(block).hybrid_forward is nn.Dense.hybrid_forward
 
 
-def _quantized(path, layer, format, group, use_zeros):
-    """Returns a QuantizedDense with the rounded weight of a Dense."""
-    weight = layer.weight
-    units, in_units = weight.shape
-    arrays = quantize_array(weight.reduced(), format, group, use_zeros)
+def selected(
+    who: str,
+    net: Block,
+    layers: str | Iterable[str] | None = None,
+    skip: str | Iterable[str] = (),
+) -> list[tuple[Block | None, str, str, nn.Dense]]:
+    """Returns (parent, attribute name, path, layer) for the Dense layers to replace; see
+    `quantize_weights`."""
+    wanted = None if layers is None else _patterns(who, "layers", layers)
+    unwanted = _patterns(who, "skip", skip)
+    places = [(None, "", "", net), *_blocks_of(net)]
+    owners: dict[int, set[int]] = {}
+    for _, _, _, block in places:
+        for param in own_parameters(block).values():
+            owners.setdefault(id(param), set()).add(id(block))
+
+    def matches(pattern, path, block):
+        return pattern.fullmatch(path) or pattern.fullmatch(block.name)
+
+    work, known, used = [], [], set()
+    for parent, name, path, block in places:
+        if not _is_dense(block):
+            continue
+        known.append(path)
+        if any(matches(pattern, path, block) for pattern in unwanted):
+            continue
+        if wanted is not None:
+            hits = [pattern for pattern in wanted if matches(pattern, path, block)]
+            used.update(hits)
+            if not hits:
+                continue
+        if len(owners[id(block.weight)]) > 1:
+            continue
+        work.append((parent, name, path, block))
+    for pattern in wanted or ():
+        if pattern not in used:
+            raise ValueError(
+                f"{who}: {pattern.pattern!r} does not match the whole path or name of any Dense "
+                f"layer; the Dense layers are {brief(known) if known else 'none'}"
+            )
+    if not work:
+        raise ValueError(
+            f"{who}: no layer was replaced; the network has "
+            + (f"the Dense layers {brief(known)}" if known else "no Dense layers")
+        )
+    return work
+
+
+def packed_layer(layer: nn.Dense, **options: Any) -> nn.QuantizedDense:
+    """Returns a QuantizedDense in place of a Dense, with its bias and without other values."""
+    units, in_units = layer.weight.shape
     new = nn.QuantizedDense(
         units,
         in_units,
-        format=format,
-        group=group,
-        use_zeros=use_zeros,
         use_bias=False,
         flatten=layer._flatten,
-        dtype=weight.dtype,
+        dtype=layer.weight.dtype,
         prefix=layer.prefix,
+        **options,
     )
-    for name, array in arrays.items():
-        param = getattr(new, name)
-        param.initialize(ctx=weight.list_ctx())
-        param.set_data(array)
-        param.placed, param.floating = weight.placed, weight.floating
     if layer.bias is not None:
         new.bias = layer.bias
         new.params.update({layer.bias.name: layer.bias})
     if layer.act is not None:
         new.act = layer.act
+    return new
+
+
+def _quantized(layer, format, group, use_zeros):
+    """Returns a QuantizedDense with the rounded weight of a Dense."""
+    weight = layer.weight
+    arrays = quantize_array(weight.reduced(), format, group, use_zeros)
+    new = packed_layer(layer, format=format, group=group, use_zeros=use_zeros)
+    for name, array in arrays.items():
+        param = getattr(new, name)
+        param.initialize(ctx=weight.list_ctx())
+        param.set_data(array)
+        param.placed, param.floating = weight.placed, weight.floating
     return new
 
 
@@ -212,55 +264,19 @@ def quantize_weights(
     )
     """
     who = "quantize_weights"
-    _checked_format(who, format)
+    check_format(who, format)
     if method != "rtn":
         raise _core.NotSupportedError(f"{who}: method must be 'rtn', not {method!r}")
     if data is not None:
         raise ValueError(f"{who}: method 'rtn' uses no data; omit data")
     if not isinstance(net, Block):
         raise TypeError(f"{who}: the network must be a Block, not {type(net).__name__}")
-    wanted = None if layers is None else _patterns(who, "layers", layers)
-    unwanted = _patterns(who, "skip", skip)
-    places = [(None, "", "", net), *_blocks_of(net)]
-    owners: dict[int, set[int]] = {}
-    for _, _, _, block in places:
-        for param in own_parameters(block).values():
-            owners.setdefault(id(param), set()).add(id(block))
-
-    def matches(pattern, path, block):
-        return pattern.fullmatch(path) or pattern.fullmatch(block.name)
-
-    work, known, used = [], [], set()
-    for parent, name, path, block in places:
-        if not _is_dense(block):
-            continue
-        known.append(path)
-        if any(matches(pattern, path, block) for pattern in unwanted):
-            continue
-        if wanted is not None:
-            hits = [pattern for pattern in wanted if matches(pattern, path, block)]
-            used.update(hits)
-            if not hits:
-                continue
-        if len(owners[id(block.weight)]) > 1:
-            continue
-        work.append((parent, name, path, block))
-    for pattern in wanted or ():
-        if pattern not in used:
-            raise ValueError(
-                f"{who}: {pattern.pattern!r} does not match the whole path or name of any Dense "
-                f"layer; the Dense layers are {brief(known) if known else 'none'}"
-            )
-    if not work:
-        raise ValueError(
-            f"{who}: no layer was replaced; the network has "
-            + (f"the Dense layers {brief(known)}" if known else "no Dense layers")
-        )
+    work = selected(who, net, layers, skip)
     groups = {path: _checked(who, path, block, format, group) for _, _, path, block in work}
     made: dict[int, Block] = {}
     for parent, name, path, block in work:
         if id(block) not in made:
-            made[id(block)] = _quantized(path, block, format, groups[path], use_zeros)
+            made[id(block)] = _quantized(block, format, groups[path], use_zeros)
     for parent, name, _, block in work:
         if parent is not None:
             parent.replace_child(name, made[id(block)])
@@ -269,7 +285,7 @@ def quantize_weights(
 
 def _checked(who, path, layer, format, group):
     """Checks that a layer can be packed. Returns its group size."""
-    shape, weight = layer.weight.shape, layer.weight
+    weight = layer.weight
     if weight.arrays is None:
         raise ValueError(
             f"{who}: the weight of '{path}' is not initialized; initialize the network and run one "
@@ -280,7 +296,11 @@ def _checked(who, path, layer, format, group):
             f"{who}: '{path}' has adapters; quantize the network before lora.apply, or merge and "
             "remove the adapters first"
         )
-    in_units = shape[1]
+    return group_of(who, path, weight.shape[1], format, group)
+
+
+def group_of(who: str, path: str, in_units: int, format: str, group: int | None) -> int:
+    """Returns the group size of a layer, and checks that the layer can be packed."""
     if in_units % BLOCKS[format]:
         raise ValueError(
             f"{who}: '{path}' has {in_units} in_units, which is not a multiple of "

@@ -17,11 +17,12 @@ from ..._internal import ranks
 from ..._internal.progress import bar
 from ...base import MXNetAssertionError, MXNetError, itemsize
 from .._tree import parameters_by_path
-from .files import Weights
+from .checkpoint import Checkpoint
+from .layers import fitted
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ..._internal.types import Devices
     from ..block import Block
@@ -50,7 +51,7 @@ def load(
     net : Block
         The network. Parameters that are not initialized are created.
     path : str
-        See `Weights`.
+        See `Weights`, or a GGUF file.
     entries : sequence of Entry
         The map from the arrays of the file to the parameters.
     ctx : Context or list of Context, optional
@@ -73,11 +74,12 @@ def load(
     Values are written in place, because the devices may have no memory for a second network. If
     reading fails after all checks (an I/O error or an interrupt), some of the parameters that were
     initialized before have their new values. All others remain uninitialized.
+
+    Weights in few bits are read into `nn.QuantizedDense` layers as they are, and dequantized for
+    other layers. Float weights of QuantizedDense layers are rounded to nearest.
     """
-    weights = Weights(path)
-    arrays: dict[str, LazyArray] = dict(weights.arrays)
-    for entry in entries:
-        arrays = entry.load(arrays)
+    weights = Checkpoint(path)
+    arrays = fitted(net, mapped(weights.arrays, entries), f"'{weights.path}'")
     targets, duplicates = _matched(net, arrays, f"'{weights.path}'", allow_missing, ignore_extra)
     _check(targets, cast_dtype, f"'{weights.path}'")
     total = sum(_bytes(array) for _, array, _ in targets)
@@ -93,6 +95,14 @@ def load(
             shown.update(_bytes(array))
         for complete in completions:
             complete()
+
+
+def mapped(arrays: Mapping[str, LazyArray], entries: Sequence[Entry]) -> dict[str, LazyArray]:
+    """Applies a map to the arrays of a file."""
+    found = dict(arrays)
+    for entry in entries:
+        found = entry.load(found)
+    return found
 
 
 def _bytes(array):

@@ -16,6 +16,7 @@ from ..._internal.progress import bar
 from ...base import MXNetError, itemsize
 from ...ndarray import _safetensors
 from .files import INDEX, SINGLE
+from .layers import unpacked_weights
 from .values import ParameterArray
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def save(
     """Writes the weights of a network. `Block.save_parameters` calls this function.
 
     The arrays are read from their devices one at a time, and parts of split parameters are joined.
+    Weights of `nn.QuantizedDense` are written dequantized, in the dtype of the layer.
 
     Parameters
     ----------
@@ -78,6 +80,7 @@ def save(
             )
             for name, own in parts.items()
         }
+        arrays = unpacked_weights(net, arrays)
         for entry in reversed(entries):
             arrays = entry.save(arrays)
         os.makedirs(folder, exist_ok=True)

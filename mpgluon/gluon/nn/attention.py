@@ -11,6 +11,7 @@ from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
 from .activations import GELU, Activation
 from .basic_layers import Dense, Dropout, LayerNorm
+from .quantized_layers import QuantizedDense
 from .transformer_layers import RMSNorm
 
 if TYPE_CHECKING:
@@ -313,10 +314,12 @@ class MultiHeadAttention(Layer):
         [(1, 576, 2, 2), (1, 576, 2, 2), (1,)]
         """
         domain.size(0, batch=batch, length=length, chunk=chunk)
-        weight = self.key.weight
-        return self._new_cache(
-            batch, length, chunk, self._kv_heads, weight.list_ctx()[0], weight.dtype
-        )
+        key = self.key
+        if isinstance(key, QuantizedDense):
+            device, dtype = key.packed.list_ctx()[0], key._dtype
+        else:
+            device, dtype = key.weight.list_ctx()[0], key.weight.dtype
+        return self._new_cache(batch, length, chunk, self._kv_heads, device, dtype)
 
     def _new_cache(self, batch, length, chunk, kv_heads, ctx, dtype):
         first = []

@@ -11,8 +11,9 @@ from ...._internal.hints import unknown_option_of
 from ....base import MXNetError
 from ....context import Context
 from ....parallel import divide
-from ..._huggingface.files import Weights, read_json
-from ..._huggingface.load import load
+from ..._huggingface.checkpoint import Checkpoint, config_and_source, has_few_bits, is_gguf
+from ..._huggingface.layers import keep_quantized, round_weights
+from ..._huggingface.load import load, mapped
 from ..._tree import huggingface_of, set_huggingface
 from . import _decoders, _encoders, _t5
 from ._config import Config
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from typing_extensions import Never
 
     from ...._internal.types import DType
+    from ..._huggingface.entries import Entry
     from ...block import HybridBlock
 
 __all__ = ["from_config", "from_pretrained"]
+
+_FLOATS = {"float16", "bfloat16", "float32", "float64"}
 
 # model_type -> function that returns (network, map of weights)
 _CREATORS = {
@@ -44,7 +48,9 @@ def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlo
     Parameters
     ----------
     config : dict or str
-        Contents of ``config.json``, or the path of this file or of its folder.
+        Contents of ``config.json``, or the path of this file, of its folder or of a GGUF file. If
+        weights are stored in few bits, their layers are `nn.QuantizedDense`. This depends on the
+        files, so they must exist.
 
     Returns
     -------
@@ -72,12 +78,24 @@ def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlo
     (1, 5, 32)
     """
     if isinstance(config, (str, os.PathLike)):
-        path = os.fspath(config)
-        if os.path.isdir(path):
-            path = os.path.join(path, "config.json")
-        values, source = read_json(path, "config"), f"config '{path}'"
-    else:
-        values, source = dict(config), "config"
+        return _network(os.fspath(config), True)
+    return _created(dict(config), "config")[0]
+
+
+def _network(path: str, keep: bool) -> HybridBlock:
+    """Returns the network for the config at a path. If `keep` is true, weights that are stored in
+    few bits stay so."""
+    values, source = config_and_source(path)
+    values.pop("quantization_config", None)
+    net, entries = _created(values, source)
+    if keep and has_few_bits(path):
+        weights = os.path.dirname(path) or "." if os.path.basename(path) == "config.json" else path
+        keep_quantized(net, mapped(Checkpoint(weights).arrays, entries))
+    return net
+
+
+def _created(values: dict[str, Any], source: str) -> tuple[HybridBlock, list[Entry]]:
+    """Returns the network for the contents of a config, and the map of its weights."""
     kind = values.get("model_type")
     if kind not in _CREATORS:
         raise MXNetError(
@@ -86,33 +104,43 @@ def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlo
         )
     net, entries = _CREATORS[kind](Config(values, source), kind)
     set_huggingface(net, entries, values)
-    return net
+    return net, entries
 
 
 def from_pretrained(
     folder: str | os.PathLike[str],
     ctx: Any = None,
     dtype: DType | None = None,
+    quantize: str | Mapping[str, Any] | bool | None = None,
     memory: Mapping[Context, int] | None = None,
     grad_req: str = "write",
     verbose: bool = False,
     progress: bool | None = None,
     **kwargs: Never,
 ) -> HybridBlock:
-    """Loads a model of Hugging Face from a local folder with ``config.json`` and safetensors.
+    """Loads a model of Hugging Face from a local folder with ``config.json`` and safetensors, or a
+    model of llama.cpp from a GGUF file.
 
     Each array is copied straight to its device, so the host holds one piece of an array at a time.
+    Dense layers whose weights are stored in few bits (GGUF, GPTQ, AWQ, compressed-tensors and
+    bitsandbytes) become `nn.QuantizedDense` with the stored values.
 
     Parameters
     ----------
     folder : str
-        The folder. Nothing is downloaded.
+        The folder, or a file ``*.gguf``. Nothing is downloaded.
     ctx : Context, list of Context, dict, Mesh or Plan, optional
         The device, or a placement (see `Block.place`): a list divides the layers over devices by
         their bytes. By default the current device.
     dtype : str, optional
         Dtype of the parameters. By default, that of the files, or 'float32' if they have several.
-        'float32' is more precise for training files in half precision.
+        'float32' is more precise for training files in half precision. Packed weights do not
+        change.
+    quantize : str, dict or False, optional
+        Format of `nn.QuantizedDense`, such as 'int8', or options of
+        ``mx.contrib.quantization.quantize_weights``, such as ``{'format': 'int4', 'skip':
+        'head'}``. Float weights are rounded one at a time while they are read, with the same
+        result. False dequantizes weights that are stored in few bits.
     memory : dict of Context to int, optional
         Largest number of bytes of parameters on each device of a list (see `parallel.divide`).
     grad_req : {'write', 'add', 'null'}, default 'write'
@@ -137,16 +165,20 @@ def from_pretrained(
         `memory`.
     """
     if kwargs:
-        known = ("ctx", "dtype", "memory", "grad_req", "verbose", "progress")
+        known = ("ctx", "dtype", "quantize", "memory", "grad_req", "verbose", "progress")
         raise unknown_option_of("from_pretrained", kwargs, known)
-    folder = os.fspath(folder)
-    if not os.path.isdir(folder):
+    path = os.fspath(folder)
+    if not os.path.isdir(path) and not is_gguf(path):
         raise MXNetError(
-            f"from_pretrained: '{folder}' is not a local folder; download the model first, for "
-            "example with huggingface_hub.snapshot_download"
+            f"from_pretrained: '{path}' is neither a local folder nor a GGUF file; download the "
+            "model first, for example with huggingface_hub.snapshot_download"
         )
-    net = from_config(folder)
-    net.cast(_dtype_of(folder) if dtype is None else dtype_name(dtype))
+    if quantize is True:
+        raise ValueError("from_pretrained: quantize must name a format, such as 'int8', not True")
+    net = _network(path, quantize is not False)
+    net.cast(_dtype_of(path) if dtype is None else dtype_name(dtype))
+    if quantize:
+        round_weights(net, **({"format": quantize} if isinstance(quantize, str) else quantize))
     for param in net.collect_params().values():
         if param.grad_req != "null":
             param.grad_req = grad_req
@@ -160,15 +192,16 @@ def from_pretrained(
         ctx = None
     with autograd.pause():
         entries, _ = huggingface_of(net)
-        load(net, folder, entries, ctx, cast_dtype=dtype is not None, progress=progress)
+        load(net, path, entries, ctx, cast_dtype=dtype is not None, progress=progress)
     return net
 
 
-def _dtype_of(folder):
-    """Returns the dtype of a folder's arrays, or one that holds the values of all of them."""
-    found = {array.dtype for array in Weights(folder).arrays.values()}
+def _dtype_of(path):
+    """Returns the dtype of the float arrays at a path, or one that holds the values of all of
+    them. The dtype of arrays in few bits is that of their scales."""
+    found = {array.dtype for array in Checkpoint(path).arrays.values()} & _FLOATS
     if not found:
-        raise MXNetError(f"from_pretrained: '{folder}' holds no weights")
+        raise MXNetError(f"from_pretrained: '{path}' holds no weights")
     if len(found) == 1:
         return found.pop()
     return "float64" if "float64" in found else "float32"
