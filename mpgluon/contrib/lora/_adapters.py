@@ -10,6 +10,7 @@ from ..._core import dtype_name
 from ...gluon import nn
 from ...gluon._tree import own_parameters
 from ...parallel import VocabParallelEmbedding, collectives
+from ...parallel._tensor_parallel.layers import SplitLayer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,10 +58,16 @@ class Adapters:
         self.active = tuple(name for name in active if name in options)
         self._running = self.active if kept is None else ()
 
+    @property
+    def needs_weight(self) -> bool:
+        """True if the forward pass needs the weight of the layer, not only its product."""
+        return any(self.options[name].dora for name in self._running)
+
     def dense(self, F, layer, x, out, weight, bias, params, flatten):
-        """Returns a Dense's product `out` with the additions of the active adapters."""
-        have = base = dtype_name(layer.weight.dtype)
-        units = layer.weight.shape[0]
+        """Returns a Dense's product `out` with the additions of the active adapters. `weight` may
+        be None if it is not needed."""
+        have = base = dtype_of(layer)
+        units = shape_of(layer)[0]
         for name in self._running:
             option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
             wide = _dtype(layer, name)
@@ -155,6 +162,29 @@ class Adapters:
         return outs
 
 
+def weight_of(layer: Block) -> Parameter:
+    """Returns the layer's weight, or the first of its parts."""
+    if isinstance(layer, SplitLayer):
+        return layer.shard0_weight
+    return layer.packed if isinstance(layer, nn.QuantizedDense) else layer.weight
+
+
+def shape_of(layer: Block) -> tuple[int, ...]:
+    """Returns the shape of the layer's weight, of all parts if it is split."""
+    if isinstance(layer, SplitLayer):
+        return layer._weight.shape
+    if isinstance(layer, nn.QuantizedDense):
+        return layer._units, layer._in_units
+    return layer.weight.shape
+
+
+def dtype_of(layer: Block) -> str:
+    """Returns the dtype of the layer's product."""
+    if isinstance(layer, nn.QuantizedDense):
+        return layer._dtype
+    return dtype_name(weight_of(layer).dtype)
+
+
 def is_embedding(layer: Block) -> bool:
     """True if the layer looks up rows, so A has a row for each index."""
     return isinstance(layer, (nn.Embedding, VocabParallelEmbedding))
@@ -208,13 +238,16 @@ def parts_of(layer: Block, name: str) -> dict[str, Parameter]:
 
 def merged_values(layer: Block, adapters: Adapters) -> dict[Parameter, nd.NDArray]:
     """Returns the values of the layer's weight, or of its parts, with the active adapters added.
-    They are computed in float32 at least, and rounded once."""
+    They are computed in float32 at least, and rounded once. The value for the packed weight of a
+    QuantizedDense is its dequantized weight."""
     own, values = own_parameters(layer), {}
     for key, param in own.items():
-        if key != "weight" and not (key.startswith("shard") and key.endswith("_weight")):
+        if key not in ("weight", "packed") and not (
+            key.startswith("shard") and key.endswith("_weight")
+        ):
             continue
         index = getattr(param, "index", None)
-        value = param.reduced()
+        value = layer.dequantized("float32") if key == "packed" else param.reduced()
         for name in adapters.active:
             option = adapters.options[name]
 

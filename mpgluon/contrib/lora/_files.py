@@ -15,7 +15,7 @@ from ...context import cpu
 from ...gluon._tree import adapters_of
 from ...gluon.parameter._parameter_dict import translated
 from ...gluon.utils import brief
-from ._adapters import Options, is_embedding, parts_of
+from ._adapters import Options, dtype_of, is_embedding, parts_of, shape_of, weight_of
 from ._layers import adapted, attach, layers, unsupported
 
 if TYPE_CHECKING:
@@ -268,23 +268,22 @@ def load(
     planned = {}
     for where, (rank, alpha, dora) in work.items():
         layer = supported[where]
-        weight = layer._weight if hasattr(layer, "_weight") else layer.weight
-        shapes = {"A": (rank, weight.shape[1]), "B": (weight.shape[0], rank)}
+        outputs, inputs = shape_of(layer)
+        shapes = {"A": (rank, inputs), "B": (outputs, rank)}
         if is_embedding(layer):
-            shapes = {"A": (rank, weight.shape[0]), "B": (weight.shape[1], rank)}
+            shapes = {"A": (rank, outputs), "B": (inputs, rank)}
         for letter, shape in shapes.items():
             if tuple(values[where][letter].shape) != shape:
                 raise ValueError(
                     f"lora.load: lora_{letter} of '{where}' has shape "
                     f"{tuple(values[where][letter].shape)} in the file, but the layer needs {shape}"
                 )
-        first = layer.shard0_weight if hasattr(layer, "_weight") else layer.weight
-        if first.arrays is None:
+        if weight_of(layer).arrays is None:
             raise ValueError(
                 f"lora.load: '{where}' is not initialized; call net.initialize() or load its "
                 "weights first"
             )
-        have = dtype_name(first.dtype)
+        have = dtype_of(layer)
         own = dtype_name(dtype) if dtype is not None else have
         if dtype is None and have in ("float16", "bfloat16"):
             own = "float32"

@@ -18,7 +18,17 @@ from ...gluon.utils import brief, shape_is_known
 from ...parallel import ColumnParallelDense, RowParallelDense, VocabParallelEmbedding
 from ...parallel._tensor_parallel.layers import SplitLayer, lie_on, lines_of
 from ...parallel._tensor_parallel.parameters import home_parameter, split_parameter
-from ._adapters import Adapters, Options, is_embedding, merged_values, parts_of, row_norms
+from ._adapters import (
+    Adapters,
+    Options,
+    dtype_of,
+    is_embedding,
+    merged_values,
+    parts_of,
+    row_norms,
+    shape_of,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +40,10 @@ _KINDS = (
     RowParallelDense,
     VocabParallelEmbedding,
     nn.Dense,
+    nn.QuantizedDense,
     nn.Embedding,
 )
-_NAMES = "nn.Dense and nn.Embedding, and their split forms"
+_NAMES = "nn.Dense, nn.QuantizedDense and nn.Embedding, and their split forms"
 
 
 def layers(net: Block, path: str = "") -> Iterator[tuple[str, Block]]:
@@ -213,8 +224,7 @@ def apply(
     found = _matches(net, targets)
     work = {}
     for path, (layer, rank) in found.items():
-        weight = _weight(layer)
-        have = dtype_name(weight.dtype)
+        have = dtype_of(layer)
         own = dtype_name(dtype) if dtype is not None else have
         if dtype is None and have in ("float16", "bfloat16"):
             own = "float32"
@@ -236,11 +246,12 @@ def attach(net: Block, work: dict[str, tuple[Block, Options]], name: str, who: s
             raise ValueError(
                 f"lora.{who}: adapters of '{path}' are merged; call lora.unmerge first"
             )
-        if option.dora and type(layer) is not nn.Dense:
+        if option.dora and type(layer) not in (nn.Dense, nn.QuantizedDense):
             raise ValueError(
-                f"lora.{who}: '{path}' is a {type(layer).__name__}; dora=True needs nn.Dense"
+                f"lora.{who}: '{path}' is a {type(layer).__name__}; dora=True needs nn.Dense or "
+                "nn.QuantizedDense"
             )
-        weight = _weight(layer)
+        weight = weight_of(layer)
         if option.dora and weight.arrays is None:
             raise ValueError(
                 f"lora.{who}: dora=True needs the weight of '{path}'; initialize the network and "
@@ -258,14 +269,10 @@ def attach(net: Block, work: dict[str, tuple[Block, Options]], name: str, who: s
     _activate(adapted(net, who).values(), (name,))
 
 
-def _weight(layer):
-    return layer.shard0_weight if isinstance(layer, SplitLayer) else layer.weight
-
-
 def _attach(layer, option, name):
     a, b = f"lora_A_{name}", f"lora_B_{name}"
     split = isinstance(layer, SplitLayer)
-    outputs, inputs = layer._weight.shape if split else layer.weight.shape
+    outputs, inputs = shape_of(layer)
     if is_embedding(layer):
         # A has a row for each index, as the weight has. PEFT stores it transposed.
         made = {
@@ -295,13 +302,17 @@ def _attach(layer, option, name):
             home_parameter(layer, key, shape, line[0], **options)
     if split:
         lie_on(layer, lines_of(layer))
-    weight = _weight(layer)
+    weight = weight_of(layer)
     for key, param in parts_of(layer, name).items():
         if weight.arrays is not None or weight.deferred_init:
             param.initialize(ctx=weight.list_ctx())
         param.placed, param.floating = weight.placed, weight.floating
         if key.startswith("lora_magnitude"):
-            param.set_data(row_norms(layer.weight.reduced().astype(option.dtype)))
+            if isinstance(layer, nn.QuantizedDense):
+                whole = layer.dequantized(option.dtype)
+            else:
+                whole = weight.reduced().astype(option.dtype)
+            param.set_data(row_norms(whole))
     current = adapters_of(layer)
     options = {} if current is None else current.options
     set_adapters(layer, Adapters({**options, name: option}, ()))
@@ -445,10 +456,12 @@ def _detach(net, found, name=None):
                 param.grad_req, param.frozen_req = param.frozen_req, None
 
 
-def merge(net: Block, keep: bool = True) -> None:
+def merge(net: Block, keep: bool = True, dequantize: bool = False) -> None:
     """Adds the active adapters to the weights, so that the network runs at its original speed.
 
-    The sums are computed in float32 at least, and rounded once to the weight's dtype.
+    The sums are computed in float32 at least, and rounded once to the weight's dtype. The packed
+    weights of `nn.QuantizedDense` cannot hold the sum without another rounding to few bits, which
+    would lose most of the adapter. With `dequantize`, the layers become `nn.Dense`.
 
     Parameters
     ----------
@@ -457,6 +470,9 @@ def merge(net: Block, keep: bool = True) -> None:
     keep : bool, default True
         Whether `unmerge` must be possible. The weights from before are then kept in host memory.
         Otherwise the adapters are removed, and all parameters can be trained again.
+    dequantize : bool, default False
+        Whether QuantizedDense layers with adapters are replaced by Dense layers in the dtype of
+        their product. Needs ``keep=False``.
 
     Examples
     --------
@@ -475,16 +491,22 @@ def merge(net: Block, keep: bool = True) -> None:
             users.setdefault(param, []).append(path)
     work = {path: layer for path, layer in found.items() if adapters_of(layer).active}
     for path, layer in work.items():
-        paths = users[_weight(layer)]
+        paths = users[weight_of(layer)]
         if len(paths) > 1:
             raise ValueError(
                 f"lora.merge: layers {brief(paths)} share the weight of '{path}', so its adapter "
                 "would change all of them; keep the adapters separate"
             )
+    packed = {path: layer for path, layer in work.items() if isinstance(layer, nn.QuantizedDense)}
+    _check_packed(net, packed, keep, dequantize)
     with autograd.pause():
         for layer in work.values():
             current = adapters_of(layer)
             values = merged_values(layer, current)
+            if layer in packed.values():
+                (value,) = values.values()
+                _replace(net, layer, _dense(layer, value))
+                continue
             kept = {param: param.reduced().copyto(cpu(0)) for param in values} if keep else None
             for param, value in values.items():
                 param.set_data(value)
@@ -492,6 +514,50 @@ def merge(net: Block, keep: bool = True) -> None:
                 set_adapters(layer, Adapters(current.options, current.active, kept))
     if not keep:
         _detach(net, found)
+
+
+def _check_packed(net, packed, keep, dequantize):
+    """Raises ValueError if QuantizedDense layers with adapters cannot be merged."""
+    for path in packed:
+        if not dequantize or keep:
+            raise ValueError(
+                f"lora.merge: '{path}' is a QuantizedDense, whose packed weight cannot hold the "
+                "sum; keep the adapter separate, or replace the layers by nn.Dense with "
+                "keep=False, dequantize=True"
+            )
+        if not path:
+            raise ValueError(
+                "lora.merge: the network itself is a QuantizedDense, which cannot be replaced in "
+                "place; put it into a block"
+            )
+
+
+def _dense(layer: nn.QuantizedDense, value: Any) -> nn.Dense:
+    """Returns a Dense with the weight `value` in place of a QuantizedDense."""
+    units, in_units = shape_of(layer)
+    new = nn.Dense(
+        units,
+        use_bias=False,
+        flatten=layer._flatten,
+        dtype=layer._dtype,
+        in_units=in_units,
+        prefix=layer.prefix,
+    )
+    new.weight.initialize(ctx=layer.packed.list_ctx())
+    new.weight.set_data(value.astype(layer._dtype))
+    new.weight.placed, new.weight.floating = layer.packed.placed, layer.packed.floating
+    new.bias, new.act = layer.bias, layer.act
+    if layer.bias is not None:
+        new.params.update({layer.bias.name: layer.bias})
+    return new
+
+
+def _replace(net, old, new):
+    """Replaces a layer wherever it occurs in the network."""
+    for _, block in list(layers(net)):
+        for name, child in list(children(block).items()):
+            if child is old:
+                block.replace_child(name, new)
 
 
 def unmerge(net: Block) -> None:

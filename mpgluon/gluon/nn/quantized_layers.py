@@ -173,13 +173,27 @@ class QuantizedDense(Layer):
         zeros: Any = None,
         order: Any = None,
         bias: Any = None,
+        **adapters: Any,
     ) -> Any:
         if self._flatten:
             x = F.Flatten(x)
-        if order is not None:
-            x = F.take(x, order, axis=-1)
-        out = F.contrib.quantized_dot(x, packed, scales, zeros, bias, **self._options(), name="fwd")
+        data = x if order is None else F.take(x, order, axis=-1)
+        out = F.contrib.quantized_dot(
+            data, packed, scales, zeros, bias, **self._options(), name="fwd"
+        )
+        if self._adapters is not None:
+            weight = None
+            if self._adapters.needs_weight:
+                weight = self._unpacked(F, packed, scales, zeros, order, self._dtype)
+            out = self._adapters.dense(F, self, x, out, weight, bias, adapters, self._flatten)
         return out if self.act is None else self.act(out)
+
+    def _unpacked(self, F, packed, scales, zeros, order, dtype):
+        """Returns the weight (units, in_units) for data in its own order."""
+        weight = F.contrib.dequantize_weight(packed, scales, zeros, **self._options(), dtype=dtype)
+        if order is None:
+            return weight
+        return F.take(weight, F.argsort(order, dtype="int32"), axis=1)
 
     def dequantized(self, dtype: DType | None = None) -> NDArray:
         """Returns the weight (units, in_units) as floats, for data in its own order.
@@ -198,14 +212,9 @@ class QuantizedDense(Layer):
         """
         arrays = [
             param if param is None else param.reduced()
-            for param in (self.packed, self.scales, self.zeros)
+            for param in (self.packed, self.scales, self.zeros, self.order)
         ]
-        weight = nd.contrib.dequantize_weight(
-            *arrays, **self._options(), dtype=dtype or self._dtype
-        )
-        if self.order is None:
-            return weight
-        return nd.take(weight, nd.argsort(self.order.reduced(), dtype="int32"), axis=1)
+        return self._unpacked(nd, *arrays, dtype_name(dtype or self._dtype))
 
     def __repr__(self) -> str:
         group = f", group={self._group}" if self._group else ""
