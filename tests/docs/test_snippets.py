@@ -13,6 +13,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from support.devices import cpus_only
+from support.gguf_models import write_model
 from support.paths import ROOT
 from support.processes import compiled, finished
 
@@ -222,6 +223,8 @@ def test_lora_page_code_trains_merges_and_saves(tmp_path, monkeypatch, capsys):
     for a, b in zip(trained.values(), found.values()):
         np.testing.assert_array_equal(a.data().asnumpy(), b.data().asnumpy())
     assert not np.array_equal(scope["served"].asnumpy(), scope["base"].asnumpy())
+    assert type(scope["packed"].layers[0].query) is nn.Dense
+    assert type(scope["packed"].head) is nn.QuantizedDense
 
 
 @cpus_only
@@ -241,10 +244,20 @@ def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, c
         net.initialize(mx.init.Normal(0.3))
         folder = tmp_path / {"llama": "model"}.get(kind, kind)
         net.save_parameters(folder, format="huggingface")
+    sizes.update(hidden_size=32, intermediate_size=64)
+    net = gluon.model_zoo.text.from_config(
+        {"model_type": "llama", "max_position_embeddings": 64, "num_key_value_heads": 2, **sizes}
+    )
+    net.initialize(mx.init.Normal(0.3))
+    write_model(tmp_path / "model.gguf", net, tmp_path / "source", "Q4_0")
     scope, printed = together("docs/huggingface.md", tmp_path, monkeypatch, capsys)
     same, difference, generated, smaller, shape, shapes = (
         line for line in printed.splitlines() if re.match(r"[\d\[({TF]", line)
     )
+    assert printed.splitlines()[-1] == "QuantizedDense"
+    assert type(scope["small"].layers[0].mlp.up) is nn.QuantizedDense
+    assert type(scope["small"].head) is nn.Dense
+    assert (tmp_path / "plain" / "model.safetensors").exists()
     assert same == "[1.]" or float(same) == 1
     assert float(difference.strip("[]")) < 1e-5
     assert generated == "16 True"
