@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, ndarray as nd
+from .. import ndarray as nd
 from ..gluon import nn
 from ..gluon._tree import adapters_of, children, own_parameters
 from ..gluon.block import Block
 from ..gluon.utils import brief
+from ._calibrated_weights import awq, gptq, inputs_of
 from ._weight_formats import BLOCKS, GROUPED, QUANTIZERS
 
 if TYPE_CHECKING:
@@ -190,16 +191,17 @@ def packed_layer(layer: nn.Dense, **options: Any) -> nn.QuantizedDense:
     return new
 
 
-def _quantized(layer, format, group, use_zeros):
-    """Returns a QuantizedDense with the rounded weight of a Dense."""
-    weight = layer.weight
-    arrays = quantize_array(weight.reduced(), format, group, use_zeros)
-    new = packed_layer(layer, format=format, group=group, use_zeros=use_zeros)
+def _filled(layer, format, group, arrays):
+    """Returns a QuantizedDense in place of a Dense, with values of its parameters."""
+    options = {f"use_{name}": name in arrays for name in ("zeros", "order")}
+    new = packed_layer(layer, format=format, group=group, **options)
     for name, array in arrays.items():
         param = getattr(new, name)
-        param.initialize(ctx=weight.list_ctx())
-        param.set_data(array)
-        param.placed, param.floating = weight.placed, weight.floating
+        param.initialize(ctx=layer.weight.list_ctx())
+        param.set_data(
+            array if isinstance(array, nd.NDArray) else nd.array(array, dtype=array.dtype)
+        )
+        param.placed, param.floating = layer.weight.placed, layer.weight.floating
     return new
 
 
@@ -212,6 +214,7 @@ def quantize_weights(
     layers: str | Iterable[str] | None = None,
     skip: str | Iterable[str] = (),
     use_zeros: bool = False,
+    use_order: bool = False,
 ) -> Block:
     """Replaces the Dense layers of a network by layers with packed weights, in place.
 
@@ -229,10 +232,13 @@ def quantize_weights(
     group : int, optional
         How many adjacent elements of a row share a scale, 0 for the whole row. By default, 0 for
         int8, and for int4 and nf4 64 or the largest divisor of 64 that divides the row.
-    method : {'rtn'}
-        'rtn' rounds each element to the nearest value.
-    data : object, optional
-        Calibration data of methods that need it; 'rtn' needs none.
+    method : {'rtn', 'gptq', 'awq'}
+        'rtn' rounds each element to the nearest value. 'gptq' rounds column by column, and
+        compensates the errors in later columns. 'awq' first multiplies important columns, and
+        divides the inputs in the layer before, and clips groups.
+    data : NDArray or list, optional
+        Inputs of the network for 'gptq' and 'awq': an array, or a list of arrays or of tuples of
+        arrays. They should resemble the inputs in use; some thousand rows are enough.
     layers : str or list of str, optional
         Regular expressions for the paths (``layers.0.mlp.up``) or names of the layers to replace;
         by default all.
@@ -240,6 +246,9 @@ def quantize_weights(
         Regular expressions for the layers that stay.
     use_zeros : bool, default False
         For int4: whether each group has its own zero.
+    use_order : bool, default False
+        For 'gptq': whether columns are rounded in the order of their importance. This reduces the
+        error, and each call then reorders its data.
 
     Returns
     -------
@@ -265,21 +274,33 @@ def quantize_weights(
     """
     who = "quantize_weights"
     check_format(who, format)
-    if method != "rtn":
-        raise _core.NotSupportedError(f"{who}: method must be 'rtn', not {method!r}")
-    if data is not None:
-        raise ValueError(f"{who}: method 'rtn' uses no data; omit data")
+    if method not in ("rtn", "gptq", "awq"):
+        raise ValueError(f"{who}: method must be 'rtn', 'gptq' or 'awq', not {method!r}")
+    if method == "rtn" and (data is not None or use_order):
+        raise ValueError(f"{who}: method 'rtn' needs neither data nor use_order; omit them")
+    if use_zeros and format != "int4":
+        raise ValueError(f"{who}: only 'int4' has zeros, not {format!r}")
     if not isinstance(net, Block):
         raise TypeError(f"{who}: the network must be a Block, not {type(net).__name__}")
     work = selected(who, net, layers, skip)
     groups = {path: _checked(who, path, block, format, group) for _, _, path, block in work}
     made: dict[int, Block] = {}
-    for parent, name, path, block in work:
-        if id(block) not in made:
-            made[id(block)] = _quantized(block, format, groups[path], use_zeros)
-    for parent, name, _, block in work:
-        if parent is not None:
-            parent.replace_child(name, made[id(block)])
+
+    def replace(layer, arrays):
+        new = _filled(layer, format, groups[paths[layer]], arrays)
+        made[id(layer)] = new
+        for parent, name, _, block in work:
+            if block is layer and parent is not None:
+                parent.replace_child(name, new)
+
+    paths = {block: path for _, _, path, block in work}
+    if method == "rtn":
+        for layer, path in paths.items():
+            replace(layer, quantize_array(layer.weight.reduced(), format, groups[path], use_zeros))
+    else:
+        calls = inputs_of(who, data)
+        options = format, groups, use_zeros, use_order
+        (gptq if method == "gptq" else awq)(who, net, paths, calls, replace, *options)
     return made.get(id(net), net)
 
 

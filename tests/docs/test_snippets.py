@@ -257,6 +257,7 @@ def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, c
     assert printed.splitlines()[-1] == "QuantizedDense"
     assert type(scope["small"].layers[0].mlp.up) is nn.QuantizedDense
     assert type(scope["small"].head) is nn.Dense
+    assert type(scope["closer"].layers[3].mlp.down) is nn.QuantizedDense
     assert (tmp_path / "plain" / "model.safetensors").exists()
     assert same == "[1.]" or float(same) == 1
     assert float(difference.strip("[]")) < 1e-5

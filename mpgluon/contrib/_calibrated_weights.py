@@ -1,0 +1,479 @@
+"""Packed weights with less error than rounding to nearest, from the inputs of the layers on
+calibration data.
+
+GPTQ rounds column by column, and compensates the error of each column in the later ones (Frantar et
+al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022). AWQ
+multiplies the columns of important inputs before rounding, and divides the inputs in the layer
+before (Lin et al., "AWQ: Activation-aware Weight Quantization", 2023).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .. import autograd, ndarray as nd
+from ..context import cpu
+from ..gluon import nn
+from ..gluon._tree import own_parameters
+from ..gluon.block import Block
+from ._weight_formats import BLOCKS, GROUPED, NF4, QUANTIZERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    Inputs = list[tuple[Any, ...]]
+
+_MOST_PASSES = 16  # of the network over the data, for GPTQ
+_MOST_BYTES = 1 << 30  # of the Gram matrices that one pass collects
+_COLUMNS = 128  # that GPTQ rounds before it updates the others
+_DAMPING = 0.01  # of the mean diagonal of the Gram matrix
+_SAMPLES = 256  # rows of inputs by which AWQ measures errors
+_EXPONENTS = np.arange(20) / 20
+_RATIOS = 1 - np.arange(1, 11) / 20  # at which AWQ clips groups
+
+
+def inputs_of(who: str, data: Any) -> Inputs:
+    """Returns the inputs of each call of the network, as tuples of arrays."""
+    if isinstance(data, nd.NDArray):
+        data = [data]
+    try:
+        batches = [getattr(batch, "data", batch) for batch in data]
+        calls = [tuple(b) if isinstance(b, (list, tuple)) else (b,) for b in batches]
+    except TypeError as error:
+        raise ValueError(
+            f"{who}: data must be an array, or a list of arrays or of tuples of arrays, not "
+            f"{type(data).__name__}"
+        ) from error
+    for call in calls:
+        if not all(array is None or isinstance(array, nd.NDArray) for array in call):
+            raise ValueError(f"{who}: data must consist of NDArrays, not {call!r}")
+    if not calls:
+        raise ValueError(f"{who}: data has no batches")
+    return calls
+
+
+# --- Inputs of layers -----------------------------------------------------------------------------
+
+
+class _Enough(Exception):
+    """Ends a forward pass after the layers of interest."""
+
+
+@contextlib.contextmanager
+def _eager(net: Block) -> Iterator[None]:
+    """Returns a scope in which the network is not compiled, so that the hooks of layers run."""
+    active: list[Block] = []
+    net.apply(lambda block: active.append(block) if getattr(block, "_active", False) else None)
+    for block in active:
+        block._active = False
+    try:
+        with autograd.pause():
+            yield
+    finally:
+        for block in active:
+            block._active = True
+
+
+def _run(
+    net: Block,
+    calls: Inputs,
+    layers: Iterable[Block],
+    take: Callable[[Block, nd.NDArray], None],
+    last: Block | None = None,
+) -> None:
+    """Runs the network, and calls `take` with each of the layers and its input (rows, in_units).
+    Passes end when they reach `last`."""
+
+    def hook(layer, arrays):
+        if layer is last:
+            raise _Enough
+        take(layer, arrays[0])
+
+    found = list(layers) if last is None else [*layers, last]
+    handles = [layer.register_forward_pre_hook(hook) for layer in found]
+    try:
+        with _eager(net):
+            for call in calls:
+                with contextlib.suppress(_Enough):
+                    net(*call)
+    finally:
+        for handle in handles:
+            handle.detach()
+
+
+def _rows(layer: nn.Dense, x: nd.NDArray) -> nd.NDArray:
+    return x.reshape((-1, layer.weight.shape[1])).astype("float32")
+
+
+def _shared_inputs(who, net, calls, paths):
+    """Returns lists of layers that have the same input, in the order of their calls."""
+    seen: list[tuple[Any, list[Block]]] = []
+    order: dict[Block, int] = {}
+
+    def take(layer, x):
+        if layer in order:
+            return
+        if not seen or seen[-1][0] is not x:
+            seen.append((x, []))
+        order[layer] = len(seen)
+        seen[-1][1].append(layer)
+
+    _run(net, calls[:1], paths, take)
+    for layer, path in paths.items():
+        if layer not in order:
+            raise ValueError(
+                f"{who}: '{path}' is not called for data, so it has no inputs; skip it"
+            )
+    return [layers for _, layers in seen]
+
+
+# --- GPTQ -----------------------------------------------------------------------------------------
+
+
+def gptq(
+    who: str,
+    net: Block,
+    paths: dict[nn.Dense, str],
+    calls: Inputs,
+    replace: Callable[[nn.Dense, dict[str, np.ndarray]], None],
+    format: str,
+    groups: dict[str, int],
+    use_zeros: bool,
+    use_order: bool,
+) -> None:
+    """Rounds the weights of layers by GPTQ.
+
+    Later layers are rounded for the inputs that they get from the earlier, rounded ones: the
+    network is run once for each of at most `_MOST_PASSES` parts.
+
+    Parameters
+    ----------
+    paths : dict of Dense to str
+        The layers.
+    calls : list of tuple
+        Inputs of the network.
+    replace : callable
+        Replaces a layer, given the values of the parameters of a QuantizedDense.
+    groups : dict of str to int
+        Group size by path.
+    """
+    if format not in GROUPED:
+        raise ValueError(f"{who}: method 'gptq' needs a format of {', '.join(GROUPED)}")
+    shared = _shared_inputs(who, net, calls, paths)
+    parts = _parts(shared)
+    for number, part in enumerate(parts):
+        grams: dict[Block, nd.NDArray] = {}
+
+        def take(layer, x, grams=grams):
+            rows = _rows(layer, x)
+            gram = nd.dot(rows, rows, transpose_a=True)
+            grams[layer] = gram if layer not in grams else grams[layer] + gram
+
+        last = parts[number + 1][0][0] if number + 1 < len(parts) else None
+        _run(net, calls, [layers[0] for layers in part], take, last)
+        for layers in part:
+            gram = grams.pop(layers[0]).asnumpy().astype(np.float64)
+            if not np.isfinite(gram).all():
+                raise ValueError(f"{who}: the inputs of '{paths[layers[0]]}' are not finite")
+            for layer in layers:
+                weight = _values(layer.weight)
+                group = groups[paths[layer]] or weight.shape[1]
+                replace(layer, _compensated(weight, gram, format, group, use_zeros, use_order))
+
+
+def _parts(shared: Sequence[list[Block]]) -> list[list[list[Any]]]:
+    """Divides the layers into parts, whose inputs are collected in one pass."""
+    count = -(-len(shared) // _MOST_PASSES)
+    parts: list[list[list[Any]]] = []
+    held = 0
+    for layers in shared:
+        size = layers[0].weight.shape[1] ** 2 * 4
+        if not parts or len(parts[-1]) == count or held + size > _MOST_BYTES:
+            parts.append([])
+            held = 0
+        parts[-1].append(layers)
+        held += size
+    return parts
+
+
+def _compensated(weight, gram, format, group, use_zeros, use_order):
+    """Returns the packed form of a weight by GPTQ, given the Gram matrix of its inputs."""
+    weight, gram = weight.copy(), gram.copy()
+    units, in_units = weight.shape
+    found = {}
+    unused = np.diag(gram) == 0
+    gram[unused, unused] = 1
+    if use_order:
+        order = np.argsort(-np.diag(gram), kind="stable")
+        weight, gram = weight[:, order], gram[order][:, order]
+        found["order"] = order.astype(np.int32)
+    factor = _inverse_factor(gram)
+    codes = np.empty(weight.shape, np.int16)
+    scales = np.empty((units, in_units // group), np.float32)
+    zeros = np.empty_like(scales)
+    step = in_units if group == in_units else group * max(1, _COLUMNS // group)
+    if group == in_units:
+        scales[:], zeros[:] = _scales(weight, format, use_zeros)
+        step = _COLUMNS
+    for begin in range(0, in_units, step):
+        end = min(begin + step, in_units)
+        block, errors = weight[:, begin:end], np.empty((units, end - begin), np.float32)
+        for at in range(end - begin):
+            column = begin + at
+            if column % group == 0 and group != in_units:
+                own = _scales(block[:, at : at + group], format, use_zeros)
+                scales[:, column // group, None], zeros[:, column // group, None] = own
+            scale, zero = scales[:, column // group], zeros[:, column // group]
+            codes[:, column], value = _nearest(block[:, at], format, scale, zero)
+            errors[:, at] = (block[:, at] - value) / factor[column, column]
+            block[:, at:] -= np.outer(errors[:, at], factor[column, column:end])
+        weight[:, end:] -= errors @ factor[begin:end, end:]
+    found["packed"] = (
+        codes.astype(np.int8)
+        if format == "int8"
+        else (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    )
+    found["scales"] = scales
+    if use_zeros:
+        found["zeros"] = zeros
+    return found
+
+
+def _inverse_factor(gram):
+    """Returns the upper Cholesky factor of the inverse of a damped Gram matrix."""
+    damping, diagonal = _DAMPING * np.diag(gram).mean(), np.arange(len(gram))
+    while True:
+        gram[diagonal, diagonal] += damping
+        try:
+            lower = np.linalg.inv(np.linalg.cholesky(gram))
+            return np.linalg.cholesky(lower.T @ lower).T.astype(np.float32)
+        except np.linalg.LinAlgError:
+            damping *= 10
+
+
+def _scales(weight, format, use_zeros):
+    """Returns scale and zero (units, 1) of a group."""
+    _, scales, zeros = QUANTIZERS[format](np.ascontiguousarray(weight), weight.shape[1], use_zeros)
+    return scales, np.full_like(scales, 8 if format == "int4" else 0) if zeros is None else zeros
+
+
+def _nearest(column, format, scale, zero):
+    """Returns the nearest codes of a column, and their values."""
+    x = np.divide(column, scale, out=np.zeros_like(column), where=scale != 0)
+    if format == "nf4":
+        codes = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, x)
+        return codes, NF4[codes] * scale
+    low, high = (-127, 127) if format == "int8" else (0, 15)
+    codes = np.clip(np.rint(x + zero), low, high)
+    return codes.astype(np.int16), (codes - zero) * scale
+
+
+# --- AWQ ------------------------------------------------------------------------------------------
+
+
+class _Fold(NamedTuple):
+    """A place where the inputs of layers can be divided: in the parameters of the block before.
+
+    Attributes
+    ----------
+    layers : list of Dense
+        All layers that read the result of the block.
+    params : list of (Parameter, float)
+        The parameters to divide, after adding a constant.
+    repeats, size : int
+        Each run of `size` channels is repeated `repeats` times in the inputs (heads that share a
+        value).
+    """
+
+    layers: list[nn.Dense]
+    params: list[tuple[Any, float]]
+    repeats: int = 1
+    size: int = 1
+
+    def reduced(self, values: np.ndarray) -> np.ndarray:
+        """Returns the mean over the repeats of each channel."""
+        return values.reshape(-1, self.repeats, self.size).mean(axis=1).reshape(-1)
+
+    def expanded(self, scale: np.ndarray) -> np.ndarray:
+        """Returns the value of each input for values of the channels."""
+        return np.repeat(scale.reshape(-1, 1, self.size), self.repeats, axis=1).reshape(-1)
+
+    def divide(self, scale: np.ndarray) -> None:
+        """Divides the channels of the block."""
+        for param, shift in self.params:
+            value = _values(param)
+            each = scale.reshape(-1, *[1] * (value.ndim - 1))
+            param.set_data(_like(param, (value + shift) / each - shift))
+
+
+def awq(
+    who: str,
+    net: Block,
+    paths: dict[nn.Dense, str],
+    calls: Inputs,
+    replace: Callable[[nn.Dense, dict[str, np.ndarray]], None],
+    format: str,
+    groups: dict[str, int],
+    use_zeros: bool,
+    use_order: bool,
+) -> None:
+    """Rounds the weights of layers by AWQ. The parameters are those of `gptq`.
+
+    Inputs are divided in the norms of `text.DecoderLayer` and of transformer cells that normalize
+    first, in `up` before `down` of `GatedMLP`, and in `value` before `proj` of
+    `MultiHeadAttention`. Groups of all layers are clipped where this reduces the error.
+    """
+    if use_order:
+        raise ValueError(f"{who}: use_order needs method 'gptq'")
+    samples: dict[Block, list[nd.NDArray]] = {}
+    means: dict[Block, list[Any]] = {}  # sum of magnitudes, number of rows
+    shared = _shared_inputs(who, net, calls, paths)
+    first = {layer: layers[0] for layers in shared for layer in layers}
+
+    def take(layer, x):
+        rows = _rows(layer, x)
+        total = means.setdefault(layer, [0, 0])
+        total[0], total[1] = total[0] + rows.abs().sum(axis=0), total[1] + rows.shape[0]
+        share = max(1, _SAMPLES // len(calls))
+        step = max(1, rows.shape[0] // share)
+        samples.setdefault(layer, []).append(rows[0 : step * share : step].copy())
+
+    _run(net, calls, dict.fromkeys(first.values()), take)
+    x = {layer: nd.concat(*samples[own], dim=0) for layer, own in first.items()}
+    size = {layer: (means[own][0] / means[own][1]).asnumpy() for layer, own in first.items()}
+    options = {layer: (format, groups[path], use_zeros) for layer, path in paths.items()}
+    for fold in _folds(net):
+        if not all(layer in paths for layer in fold.layers):
+            continue
+        scale = _best_scale(fold, x, size, options)
+        if scale is None:
+            continue
+        fold.divide(scale)
+        each = fold.expanded(scale)
+        for layer in fold.layers:
+            layer.weight.set_data(_like(layer.weight, _values(layer.weight) * each))
+            x[layer] = x[layer] / nd.array(each, ctx=x[layer].context)
+    for layer in paths:
+        replace(layer, _clipped(_values(layer.weight), x[layer], *options[layer]))
+
+
+def _values(param):
+    return param.reduced().astype("float32").asnumpy()
+
+
+def _like(param, value):
+    """Returns a NumPy array as an NDArray in the dtype of a parameter."""
+    return nd.array(value, ctx=cpu(0), dtype="float32").astype(param.dtype)
+
+
+def _folds(net: Block) -> Iterator[_Fold]:
+    """Yields the places where inputs can be divided, in the order of the layers."""
+    from ..gluon.model_zoo.text import DecoderLayer
+
+    users: dict[Any, int] = {}
+    found: list[Block] = []
+    net.apply(found.append)
+    blocks = list(dict.fromkeys(found))
+    for block in blocks:
+        for param in own_parameters(block).values():
+            users[param] = users.get(param, 0) + 1
+    cells = (nn.TransformerEncoderCell, nn.TransformerDecoderCell)
+    for block in blocks:
+        folds = []
+        if type(block) is DecoderLayer or (type(block) in cells and block._pre_norm):
+            folds.append(_fold_of_norm(block.attention_norm, _readers(block.attention)))
+        if type(block) is DecoderLayer:
+            folds.append(_fold_of_norm(block.mlp_norm, _readers(block.mlp)))
+        elif type(block) in cells and block._pre_norm:
+            folds.append(_fold_of_norm(block.ffn_norm, [block.ffn1]))
+        elif type(block) is nn.GatedMLP:
+            folds.append(_fold_of_rows(block.up, block.down))
+        elif type(block) is nn.MultiHeadAttention:
+            repeats = block._heads // block._kv_heads
+            folds.append(_fold_of_rows(block.value, block.proj, repeats, block._head_dim))
+        for fold in folds:
+            if fold is not None and all(users[param] == 1 for param, _ in fold.params):
+                yield fold
+
+
+def _readers(block):
+    """Returns the layers that read the input of a block, or nothing if they are not known."""
+    if type(block) is nn.MultiHeadAttention:
+        return [block.query, block.key, block.value]
+    return [block.gate, block.up] if type(block) is nn.GatedMLP else []
+
+
+def _fold_of_norm(norm, layers):
+    if type(norm) not in (nn.RMSNorm, nn.LayerNorm) or norm.gamma is None or not layers:
+        return None
+    params = [(norm.gamma, getattr(norm, "_offset", 0.0))]
+    if getattr(norm, "beta", None) is not None:
+        params.append((norm.beta, 0.0))
+    return _Fold(layers, params)
+
+
+def _fold_of_rows(before, after, repeats=1, size=1):
+    if type(before) is not nn.Dense:
+        return None
+    params = [(param, 0.0) for param in (before.weight, before.bias) if param is not None]
+    return _Fold([after], params, repeats, size)
+
+
+def _best_scale(fold, x, size, options):
+    """Returns the factors of the channels with the smallest error, or None for 1."""
+    mean = np.maximum(fold.reduced(size[fold.layers[0]]), 1e-4)
+    best, least = None, None
+    for exponent in _EXPONENTS:
+        scale = mean**exponent
+        scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
+        each, error = fold.expanded(scale), 0.0
+        for layer in fold.layers:
+            weight = _values(layer.weight)
+            change = weight - _rounded(weight * each, *options[layer]) / each
+            product = nd.dot(x[layer], nd.array(change, ctx=x[layer].context), transpose_b=True)
+            error += float(product.square().sum().asscalar())
+        if least is None or error < least:
+            best, least = (scale if exponent else None), error
+    return best
+
+
+def _rounded(weight, format, group, use_zeros):
+    """Returns the values of a weight after rounding to nearest."""
+    from ._weight_only import quantize_array
+
+    arrays = quantize_array(nd.array(weight, ctx=cpu(0)), format, group, use_zeros)
+    units, in_units = weight.shape
+    return nd.contrib.dequantize_weight(
+        **arrays, format=format, group=group, units=units, in_units=in_units
+    ).asnumpy()
+
+
+def _clipped(weight, x, format, group, use_zeros):
+    """Returns the packed form of a weight whose groups are clipped where this reduces the error of
+    the product with `x`."""
+    units, in_units = weight.shape
+    size = group or (BLOCKS[format] if format not in GROUPED else in_units)
+    shape = (units, in_units // size, size)
+    parts = x.reshape((-1, in_units // size, size)).transpose((1, 0, 2))
+    grams = nd.batch_dot(parts, parts, transpose_a=True)
+
+    def errors(candidate):
+        change = (weight - _rounded(candidate, format, group, use_zeros)).reshape(shape)
+        change = nd.array(change.transpose(1, 0, 2), ctx=x.context)
+        return (nd.batch_dot(change, grams) * change).sum(axis=2).asnumpy().T
+
+    best, least = weight.reshape(shape).copy(), errors(weight)
+    largest = np.abs(best).max(axis=2, keepdims=True)
+    for ratio in _RATIOS.astype(np.float32):
+        candidate = weight.reshape(shape).clip(-ratio * largest, ratio * largest)
+        error = errors(candidate.reshape(units, in_units))
+        better = error < least
+        best[better], least[better] = candidate[better], error[better]
+    packed, scales, zeros = QUANTIZERS[format](
+        best.reshape(units, in_units), group or in_units, use_zeros
+    )
+    found = {"packed": packed, "scales": scales, "zeros": zeros}
+    return {name: value for name, value in found.items() if value is not None}
