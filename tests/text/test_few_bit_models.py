@@ -14,6 +14,7 @@ from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from support.few_bits import awq, compressed, gptq, nf4, rounded, write_folder
+from support.processes import finished
 
 CONFIG = {
     "model_type": "llama",
@@ -501,6 +502,32 @@ def test_rounded_network_generates_on_two_devices(tmp_path):
     two = text.from_pretrained(tmp_path, ctx=halves, quantize="int4")
     prompts = [[1, 15, 7, 3], [22, 9]]
     assert text.generate(one, prompts, max_new=6) == text.generate(two, prompts, max_new=6)
+
+
+def test_peak_host_memory_of_rounding_is_far_below_float_weights(tmp_path):
+    code = f"""
+        import resource, sys
+        import mpgluon as mx
+        from mpgluon import nd
+        from mpgluon.gluon.model_zoo import text
+        if sys.argv[1:] == ["write"]:
+            config = {{
+                "model_type": "llama", "vocab_size": 64, "hidden_size": 1024,
+                "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 8,
+            }}
+            net = text.from_config(config)
+            net.initialize()
+            net.save_parameters({str(tmp_path)!r}, format="huggingface")
+        else:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            net = text.from_pretrained({str(tmp_path)!r}, quantize="int4")
+            nd.waitall()
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            print(peak / (3 * 16 * 4096))  # KiB for each KiB of float weights
+    """
+    finished(code.replace("sys.argv[1:]", "['write']"))
+    ratio = float(finished(code).stdout.split()[-1])
+    assert ratio < 0.6, f"peak memory is {ratio} times the float weights"
 
 
 # --- Saving ---------------------------------------------------------------------------------------

@@ -144,10 +144,10 @@ class GGUF:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: str = os.fspath(path)
         self._open: BinaryIO | None = None
+        self.metadata: dict[str, Any]
         try:
             with open_regular(self.path) as file:
-                cursor = _Cursor(file, self)
-                self.metadata, self._tensors = _header(cursor, self)
+                self.metadata, self._tensors = _header(_Cursor(file, self), self)
         except OSError as error:
             raise MXNetError(f"GGUF file '{self.path}' cannot be read: {error}") from error
         _check_overlap(self._tensors, self)

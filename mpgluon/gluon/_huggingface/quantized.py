@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Values = Mapping[str, np.ndarray]
 
 
+_PIECE = 1 << 20  # elements that are rounded at once
+
+
 class QuantizedArray(LazyArray):
     """A weight in few bits. Reading it returns dequantized values.
 
@@ -164,16 +167,24 @@ def rounded(
     fields: Mapping[str, tuple[Sequence[int], str]],
 ) -> dict[str, LazyArray]:
     """Returns the form of a float weight in few bits, which is rounded to nearest while it is
-    read. `fields` has the shape and dtype of the layer's parameters."""
+    read, a few rows at a time. `fields` has the shape and dtype of the layer's parameters."""
 
     def convert() -> Any:
         from ...contrib.quantization import quantize_array
 
-        weight = nd.array(array.whole(), ctx=cpu(0), dtype="float32")
-        options = weight, format, group, "zeros" in fields
-        found = {key: value.asnumpy() for key, value in quantize_array(*options).items()}
+        units, in_units = array.shape
+        # Rows of an array with another slow axis would read the whole file again for each piece.
+        step = units if array.slow_axis else max(1, _PIECE // in_units)
+        found: dict[str, Any] = {}
+        for begin in range(0, units, step):
+            end = min(begin + step, units)
+            rows = nd.array(array.read([(begin, end), (0, in_units)]), ctx=cpu(0), dtype="float32")
+            for key, value in quantize_array(rows, format, group, "zeros" in fields).items():
+                if key not in found:
+                    found[key] = np.empty(fields[key][0], value.dtype)
+                found[key][begin:end] = value.asnumpy()
         if "order" in fields:
-            found["order"] = np.arange(array.shape[1], dtype=np.int32)
+            found["order"] = np.arange(in_units, dtype=np.int32)
         return found
 
     return converted(last, name, fields, convert)
