@@ -346,10 +346,13 @@ int mpg_op_num_input_names(const mpg_op *op); /* counts a variadic name in `inpu
 bool mpg_op_variadic(const mpg_op *op);
 /* Returns the name of an input, such as "arg3" for a variadic op. */
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size);
+/* True for a host step: user code that the thread that submits a pipeline runs (op/user/host_step.c).
+ * Its kernel does nothing. */
+static inline bool mpg_op_runs_on_host(const mpg_op *op) { return op->id == MPG_OP__host_step; }
 /* True if the op starts a gradient: its input gradients can be nonzero even if the output gradient
- * is zero. This holds for losses and for ops that add a gradient of their own. */
+ * is zero. This holds for losses, for user code, and for ops that add a gradient of their own. */
 static inline bool mpg_op_starts_gradient(const mpg_op *op) {
-  return op->flags & MPG_OP_LOSS || op->id == MPG_OP__attach_gradient;
+  return op->flags & MPG_OP_LOSS || op->id == MPG_OP__attach_gradient || mpg_op_runs_on_host(op);
 }
 /* True if a gradient may flow through the op. Always true for composed ops: whether a gradient
  * flows depends on the ops that they emit. */

@@ -315,7 +315,7 @@ def _inner(part):
         yield from body.parts()
 
 
-def _running(recording, training):
+def running(recording, training):
     """Returns a scope that suspends the trace, so that ops and blocks run on values."""
     return _core.Scope(
         (_core.swap_trace, None),
@@ -345,7 +345,7 @@ class _Live(Tracer):
     def parameter(self, param, ctx):
         """Returns a traced array for a parameter's copy on `ctx`."""
         if param.arrays is None:
-            with _running(*self.mode):
+            with running(*self.mode):
                 param.finish_deferred_init()
         traced = self.trace.input(param.arrays[ctx])
         self.late.append((self.trace.value(traced), param, ctx))
@@ -353,7 +353,7 @@ class _Live(Tracer):
 
     def settle(self, param, ctx):
         """Moves a floating parameter to `ctx`."""
-        with _running(False, self.mode[1]):
+        with running(False, self.mode[1]):
             param.reset_ctx(ctx)
             param.floating = False
         return True
@@ -373,7 +373,7 @@ class _Live(Tracer):
         else:
             part = self._cut(Host(name, run, values, dynamic, bodies))
             self._made.append((part, self._end))
-            with _running(*self.mode):
+            with running(*self.mode):
                 part.get_late(self.env)
                 part.compute(self.env)
                 arrays = part.host(self.env)
@@ -412,7 +412,7 @@ class _Live(Tracer):
         # it makes the rest reachable.
         for made, end in reversed((*self._made, (part, self._end))):
             self._split._attach(made, end, self._root)
-        with _running(*self.mode):
+        with running(*self.mode):
             part.get_late(self.env)
             part.compute(self.env)
         return [self.env[i] for i in part.results]

@@ -490,63 +490,6 @@ def test_constant_batch_size_error_suggests_minus_one(way):
     go((0, 8), 3)
 
 
-class Twice(mx.operator.CustomOp):
-    def forward(self, is_train, req, in_data, out_data, aux):
-        self.assign(out_data[0], req[0], in_data[0] * 2)
-
-
-class TwiceProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        return Twice()
-
-
-mx.operator.register("pipelined_twice")(TwiceProp)
-ON_THE_HOST = {
-    "pipelined_twice": lambda F, x: F.Custom(x, op_type="pipelined_twice"),
-    "cond": lambda F, x: F.contrib.cond(x.sum() > 0, lambda: x * 2, lambda: x * 3),
-    "while_loop": lambda F, x: F.contrib.while_loop(
-        lambda i, v: i < 2,
-        lambda i, v: ([], [i + 1, v * 2]),
-        [F.zeros((1,), ctx=x.context), x],
-        max_iterations=4,
-    )[1][1],
-    "boolean_mask": lambda F, x: F.contrib.boolean_mask(x, F.ones(4, ctx=x.context)),
-    "foreach around Custom pipelined_twice": lambda F, x: F.contrib.foreach(
-        lambda row, s: (F.Custom(row, op_type="pipelined_twice"), s), x, []
-    )[0],
-}
-
-
-class OnTheHost(gluon.HybridBlock):
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-
-    def hybrid_forward(self, F, x):
-        return self.body(F, x)
-
-
-@pytest.mark.parametrize("way", ["predict", "loop", "step"])
-@pytest.mark.parametrize("name", ON_THE_HOST)
-def test_ops_on_the_host_raise_with_their_name(name, way):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(8, in_units=8), OnTheHost(ON_THE_HOST[name]))
-    net.initialize(ctx=DEVICES[0])
-    net.hybridize(pipeline=Pipeline(2))
-    with pytest.raises(
-        mx.MXNetError,
-        match=f"^HybridSequential.1: .*{name} runs on the host.*before or after the pipelined "
-        "block",
-    ):
-        if way == "step":
-            TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(2))(nd.ones((8, 8)), nd.ones((8, 8)))
-        elif way == "loop":
-            with autograd.record():
-                net(nd.ones((8, 8)))
-        else:
-            net(nd.ones((8, 8)))
-
-
 class Clipped(autograd.Function):
     def forward(self, x):
         self.save_for_backward(x)

@@ -6,7 +6,8 @@ on one device.
 A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
 
 A network is a list of operators and layers on random devices, each applied to earlier values:
-branches, returns to earlier devices, layers used twice, unused values, several results. It runs
+branches, returns to earlier devices, layers used twice, unused values, several results, user code
+on the host. It runs
 with the schedules and a random table, in the ordinary loop and in `TrainStep`, along the batch or
 (with a state carried from a random device to a random device) along time, with some recomputation.
 """
@@ -41,8 +42,29 @@ UNARY = (
     "split",
     "move",
 )
+HOSTED = ("function", "two results")
 LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm")
 BINARY = ("add", "multiply", "concat", "where")
+
+
+class Halved(autograd.Function):
+    def forward(self, x):
+        return x / 2
+
+    def backward(self, dy):
+        return dy / 2
+
+
+class Parted(autograd.Function):
+    """Returns x in another shape, and its tanh."""
+
+    def forward(self, x):
+        self.save_for_backward(x)
+        return nd.expand_dims(x, axis=-1), nd.tanh(x)
+
+    def backward(self, dx, dy):
+        (x,) = self.saved_tensors
+        return dx.reshape(x.shape) + dy * (1 - nd.square(nd.tanh(x)))
 
 
 class Network(random_blocks.Network):
@@ -97,7 +119,13 @@ class Network(random_blocks.Network):
             "stop": lambda: F.BlockGrad(a) + a,
             "split": lambda: F.concat(*F.split(a, num_outputs=2, axis=-1)[::-1], dim=-1),
             "move": lambda: a,
+            "function": lambda: Halved()(a),
+            "two results": lambda: self.joined(F, *Parted()(a)),
         }[kind]()
+
+    @staticmethod
+    def joined(F, parted, other):
+        return F.reshape(parted, shape=(0, -3) if parted.ndim == 3 else (0, 0, -3)) + other
 
 
 class Case:
@@ -116,7 +144,7 @@ class Case:
             choose(["micro_batch"] * 3 + ["batch"]) if not self.timewise else "micro_batch"
         )
         self.add = random.rand() < 0.2
-        self.nodes, layers = [], []
+        self.nodes, layers, hosted = [], [], random.rand() < 0.3
         first = 2 if self.timewise else 1
         kinds = [
             kind for kind in LAYERS if kind != "batch_norm" or self.dtype in ("float32", "float64")
@@ -129,6 +157,8 @@ class Case:
                 return int(near if random.rand() < 0.7 else random.randint(count))
 
             device, kind = int(random.randint(self.devices)), choose([UNARY, LAYERS, BINARY])
+            if hosted and random.rand() < 0.25:
+                kind = HOSTED
             if kind is LAYERS and layers and random.rand() < 0.25:
                 number, kind, device = choose(layers)
                 self.nodes.append(Node(kind, device, [earlier()], number))
@@ -221,7 +251,11 @@ class Case:
         """Runs micro-batch by micro-batch on one device. Along time, the last one runs backward
         first and gives the head gradient of the previous state."""
         net, x, state = self.network(True, True), self.x.copy(), self.state
-        net.hybridize(exact=True, **({"recompute": True} if self.recompute == "all" else {}))
+        # User code would divide a hybridized block into calls, whose gradients are summed in another
+        # order.
+        hosted = any(node.kind in HOSTED for node in self.nodes)
+        options = {"recompute": True} if self.recompute == "all" and not hosted else {}
+        net.hybridize(active=not hosted, exact=True, **options)
         pieces, x_grads, heads = [], [], None
         for begin, end in self.parts():
             part = x[begin:end].copy()

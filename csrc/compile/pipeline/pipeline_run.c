@@ -17,13 +17,18 @@ static void give_back(mpg_micro_batch *micro_batch) {
 }
 
 void mpg_pipeline_run_finish(mpg_pipeline_run *run) {
+  void *host_state = run->host_state;
   run->finished = true;
+  run->host_state = NULL;
   for (uint32_t k = 0; run->micro_batches && k < run->num_micro_batches; k++)
     give_back(&run->micro_batches[k]);
   while (run->spares.count) mpg_storage_release(run->spares.lanes[--run->spares.count].storage);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
   for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++)
     mpg_tensor_release(&run->outputs[i]);
+  if (!host_state) return;
+  mpg_host_yield();
+  run->host_code->release(host_state);
 }
 
 static void free_run(mpg_pipeline_run *run) {
@@ -336,8 +341,13 @@ mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
   mpg_pipeline_run *run = mpg_calloc(1, sizeof *run);
   uint32_t num_random = 0;
   mpg_status status = MPG_OK;
-  if (!run) return mpg_out_of_host_memory(sizeof *run);
+  if (!run) {
+    if (request->host_state) request->host_code->release(request->host_state);
+    return mpg_out_of_host_memory(sizeof *run);
+  }
   run->references = 1;
+  run->host_code = request->host_code;
+  run->host_state = request->host_state;
   run->scope = mpg_autograd_scope();
   run->origin = mpg_host_origin();
   MPG_GOTO(allocate(run, request));

@@ -14,6 +14,9 @@
  * last one. A lane (an array that one device pushes to another) stays with the run until the run is
  * finished. Micro-batches reuse the lanes, oldest first, which minimizes the sender's wait.
  *
+ * Host steps. A segment may hold calls of user code (op/user/host_step.c). Once the segment is
+ * queued, the submitting thread runs them, with copies of their inputs.
+ *
  * Failures. If queueing fails, the work that was queued before still runs to its end, and its
  * memory is freed with the run. Work that fails later fails the work that needs its results, in all
  * micro-batches. The error is raised when the program waits for a result, and names the stage and
@@ -40,6 +43,20 @@ typedef struct mpg_micro_batch {
   mpg_staged_call staged_calls[2]; /* by phase; kept for their timings */
 } mpg_micro_batch;
 
+/* A host step of one micro-batch. The code reads the inputs and writes the outputs, whose memory is
+ * valid only during the call. */
+typedef struct mpg_host_call {
+  uint32_t micro_batch, number; /* number: of the step in the trace of the micro-batch */
+  bool backward;                /* computes the gradients of the inputs of the step */
+  bool retain;                  /* another backward follows */
+  uint32_t num_inputs, num_outputs;
+  const mpg_tensor *inputs, *outputs; /* borrowed */
+} mpg_host_call;
+typedef struct mpg_host_code {
+  mpg_status (*run)(void *state, const mpg_host_call *call);
+  void (*release)(void *state);
+} mpg_host_code;
+
 typedef struct mpg_pipeline_run {
   int32_t references, watchers; /* a watcher keeps only the timings alive */
   uint32_t num_micro_batches, num_inputs, num_outputs;
@@ -58,6 +75,8 @@ typedef struct mpg_pipeline_run {
   bool recording; /* true if memory is kept for a later backward */
   bool retain;
   bool finished;
+  const mpg_host_code *host_code; /* NULL if the function has no host steps */
+  void *host_state;               /* owned until the run is finished */
   const struct mpg_pipeline_run_schedule *schedule; /* recorded runs only */
   void *driver;                                     /* state of the schedule; owned */
   uint32_t scope, origin;
@@ -71,6 +90,8 @@ typedef struct mpg_pipeline_run_request {
   const uint8_t *input_kinds, *output_kinds;
   const uint32_t *carried_from;
   mpg_array *const *inputs; /* arrays of the whole batch */
+  const mpg_host_code *host_code; /* NULL if there are no host steps */
+  void *host_state;               /* the run takes ownership, even on failure */
 } mpg_pipeline_run_request;
 
 /* Checks that the function gives the same results on micro-batches as on the whole batch
@@ -157,6 +178,8 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
 /* Begins the staged call of a phase. */
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase);
+/* host_steps.c. Runs the host steps of a queued segment. */
+mpg_status mpg_run_host_steps(mpg_pipeline_run *run, const mpg_micro_batch_item *item);
 /* partial_gradients.c. Marks as failed all gradients that are sums over only some of the
  * micro-batches, because queueing failed halfway. Until the next write, reading one of these
  * gradients fails with this thread's current error text. Call with the host lock held. */

@@ -99,6 +99,7 @@ static mpg_status submit_item(mpg_pipeline_run *run, const mpg_micro_batch_item 
   mpg_status status = mpg_staged_call_submit(&micro_batch->staged_calls[item->phase], item->segment,
                                              item->stage + 1, item->micro_batch + 1);
   if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, item);
+  if (run->host_state) MPG_TRY(mpg_run_host_steps(run, item));
   return drop_blocks(run, micro_batch, set, segment, run->recording && !micro_batch->backward);
 }
 

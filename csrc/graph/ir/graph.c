@@ -284,6 +284,7 @@ mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size
 }
 
 bool mpg_node_mutates(const mpg_node *node) {
+  if (mpg_node_runs_on_host(node)) return true;
   if (!node->op || !strchr(node->op->inputs, '!')) return false;
   for (uint32_t i = 0; i < node->num_inputs; i++)
     if (mpg_op_input_mutable(node->op, (int)i)) return true;

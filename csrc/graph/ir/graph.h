@@ -8,7 +8,7 @@
  * index therefore identify a value in every pass, from the trace to the programs.
  *
  * A node with a mutable input ("!", an auxiliary state) has an effect. It is never removed, and
- * keeps its position among the users of that input.
+ * keeps its position among the users of that input. A host step also has an effect.
  *
  * Ownership: a graph owns its memory, including params that it copied. Threads: callers hold the
  * host lock.
@@ -135,8 +135,11 @@ static inline bool mpg_node_spans(const mpg_node *node) {
 static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
 }
-/* True if the node writes one of its inputs. */
+/* True if the node changes state: it writes one of its inputs, or runs user code on the host. */
 bool mpg_node_mutates(const mpg_node *node);
+static inline bool mpg_node_runs_on_host(const mpg_node *node) {
+  return node->op && mpg_op_runs_on_host(node->op);
+}
 /* True for VIEW ops, whose output 0 may share the memory of input 0 because the bytes are equal. */
 static inline bool mpg_node_is_view(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1;
@@ -208,6 +211,7 @@ mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, 
 typedef struct mpg_segment { /* consecutive nodes of one device that are queued as one task */
   mpg_device_id device;
   uint32_t depth; /* number of device changes on the longest path to it (stages.c) */
+  uint32_t part;  /* number of the part of its stage, in order; odd for host steps */
   bool deferred;  /* no other device waits for the segment (weight gradients) */
 } mpg_segment;
 typedef struct mpg_order {
@@ -235,6 +239,7 @@ static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_n
 
 /* stages.c: reorders the nodes by stage and cuts them into segments that can be queued separately
  * (pipelines). A stage is the part of a network that one device runs between two changes of device.
+ * Host steps, which the submitting thread runs, are separate segments and divide a stage into parts.
  * With `defer`, nodes that neither another device nor a value in `urgent` depends on come last on
  * each device, in separate segments. Results stay bit-identical: a node moves neither before a node
  * that it depends on, nor past a node that shares a state with it. */

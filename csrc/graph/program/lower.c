@@ -45,21 +45,26 @@ static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruc
   return MPG_OK;
 }
 
-/* Begins a new segment of the slot's program, unless the current one has the depth and deferral of
- * `kind`. NULL means the program's only segment. */
+/* Begins a new segment of the slot's program, unless the current one has the depth, part and deferral
+ * of `kind`. NULL means the program's only segment. */
 static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *kind) {
   static const mpg_segment whole;
   if (!kind) kind = &whole;
   mpg_program_set *set = l->set;
   if (l->current[slot] != UINT32_MAX) {
     mpg_program_segment *now = &set->segments[l->current[slot]];
-    if (now->depth == kind->depth && now->deferred == kind->deferred) return MPG_OK;
+    if (now->depth == kind->depth && now->part == kind->part && now->deferred == kind->deferred)
+      return MPG_OK;
   }
   MPG_TRY(mpg_grow((void **)&set->segments, &set->segments_capacity, set->num_segments + 1,
                    sizeof *set->segments));
   uint32_t begin = set->programs[slot].count;
-  set->segments[set->num_segments] = (mpg_program_segment){
-      .slot = slot, .begin = begin, .end = begin, .depth = kind->depth, .deferred = kind->deferred};
+  set->segments[set->num_segments] = (mpg_program_segment){.slot = slot,
+                                                           .begin = begin,
+                                                           .end = begin,
+                                                           .depth = kind->depth,
+                                                           .part = kind->part,
+                                                           .deferred = kind->deferred};
   l->current[slot] = set->num_segments++;
   return MPG_OK;
 }

@@ -55,6 +55,8 @@ typedef struct mpg_instruction {
 } mpg_instruction;
 
 static inline const char *mpg_instruction_name(const mpg_instruction *instruction) {
+  if (instruction->op && mpg_op_runs_on_host(instruction->op))
+    return ((const mpg_host_step_params *)instruction->params)->name;
   return instruction->fused ? instruction->fused->name
          : instruction->op  ? instruction->op->name
                             : "wait";
@@ -84,6 +86,7 @@ typedef struct mpg_program_segment {
   uint32_t begin, end; /* range in the program's instructions */
   uint32_t num_signals;
   uint32_t depth; /* number of device changes on the longest path to the segment */
+  uint32_t part;  /* number of the part of its stage (mpg_segment) */
   bool deferred;
   /* Sorted: first the num_checked accesses that every call must check, then fixed arrays that are
    * only written (up to index num_written), then fixed arrays that are only read. */

@@ -11,11 +11,12 @@ typedef struct staging {
   const mpg_order *order;
   mpg_analysis facts; /* of the order; owned */
   uint32_t *depth;    /* per position: depth of the node's stage */
+  uint32_t *part;     /* per position: number of the node's part of its stage */
   bool *late;         /* per position: true if the node is deferred */
   /* Per value: 1 + the depth of its latest reader, or 0. Later readers get at least the same
    * depth, because they may share a state. */
   uint32_t *floor;
-  uint32_t max_depth;
+  uint32_t max_depth, max_part;
   mpg_workspace space;
 } staging;
 
@@ -96,15 +97,47 @@ static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_dev
   for (size_t k = 0; k < s->order->count; k++) s->depth[k] = next[device_of[k] * row + s->depth[k]];
 }
 
-/* Sorts the positions by segment: first by deferral, then depth, then device. The order within a
- * segment is kept. */
+/* Divides each stage into parts, because a host step runs after the nodes before it have been queued.
+ * Host steps are in odd parts, and other nodes in even ones. A node is in the first part that keeps
+ * its order after its inputs and after the earlier users of a state. Host steps keep their order.
+ * `latest` is zeroed, per device and depth: the part of the latest host step. */
+static void find_parts(staging *s, const uint32_t *device_of, uint32_t *latest) {
+  const mpg_graph *graph = s->graph;
+  size_t row = (size_t)s->max_depth + 1;
+  memset(s->floor, 0, graph->num_values * sizeof *s->floor); /* 1 + position of the latest reader */
+  for (size_t k = 0; k < s->order->count; k++) {
+    const mpg_node *node = &graph->nodes[s->order->nodes[k]];
+    bool host = mpg_node_runs_on_host(node);
+    uint32_t *own = &latest[device_of[k] * row + s->depth[k]], part = host ? *own : 0;
+    if (s->late[k]) continue; /* deferred nodes follow all parts */
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      mpg_value input = mpg_node_inputs(graph, node)[i];
+      if (!reads(node, input)) continue;
+      uint32_t *floor = &s->floor[mpg_value_index(graph, input)],
+               before[] = {s->facts.position[input.node], *floor ? *floor - 1 : MPG_NO_POSITION};
+      for (int b = 0; b < 2; b++)
+        if (before[b] != MPG_NO_POSITION && device_of[before[b]] == device_of[k] &&
+            s->depth[before[b]] == s->depth[k] && s->part[before[b]] > part)
+          part = s->part[before[b]];
+      *floor = (uint32_t)k + 1;
+    }
+    s->part[k] = part += part % 2 != host;
+    if (host) *own = part;
+    if (part > s->max_part) s->max_part = part;
+  }
+}
+
+/* Sorts the positions by segment: first by deferral, then depth, part and device. The order within
+ * a segment is kept. */
 static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id *devices,
                       uint32_t num_devices, mpg_order *result) {
-  size_t row = (size_t)s->max_depth + 1, cells = 2 * row * num_devices, count = s->order->count;
+  size_t row = (size_t)s->max_depth + 1, parts = (size_t)s->max_part + 1;
+  size_t cells = 2 * row * parts * num_devices, count = s->order->count;
   size_t *begin = mpg_workspace_take(&s->space, cells + 1, sizeof *begin);
   uint32_t *number = mpg_workspace_take(&s->space, cells, sizeof *number);
   MPG_TRY(mpg_workspace_check(&s->space));
-#define CELL(k) ((s->late[k] * row + s->depth[k]) * num_devices + device_of[k])
+#define CELL(k) \
+  (((s->late[k] * row + s->depth[k]) * parts + s->part[k]) * num_devices + device_of[k])
   for (size_t k = 0; k < count; k++) begin[CELL(k) + 1]++;
   for (size_t c = 0; c < cells; c++) {
     number[c] = begin[c + 1] ? result->num_segments++ : UINT32_MAX;
@@ -116,7 +149,7 @@ static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id
   for (size_t k = 0; k < count; k++) {
     uint32_t segment = number[CELL(k)];
     size_t at = begin[CELL(k)]++;
-    result->segments[segment] = (mpg_segment){devices[device_of[k]], s->depth[k], s->late[k]};
+    result->segments[segment] = (mpg_segment){devices[device_of[k]], s->depth[k], s->part[k], s->late[k]};
     result->segment_of[at] = segment;
     result->nodes[at] = s->order->nodes[k];
   }
@@ -134,6 +167,7 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   uint32_t num_devices = 0;
   mpg_status status = MPG_OK;
   s.depth = mpg_workspace_take(&s.space, count, sizeof *s.depth);
+  s.part = mpg_workspace_take(&s.space, count, sizeof *s.part);
   s.late = mpg_workspace_take(&s.space, count, sizeof *s.late);
   s.floor = mpg_workspace_take(&s.space, graph->num_values, sizeof *s.floor);
   result.nodes = mpg_malloc((count + 1) * sizeof *result.nodes);
@@ -156,6 +190,8 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
                             sizeof *next + 2 * sizeof(bool));
   MPG_GOTO(mpg_workspace_check(&s.space));
   merge_depths(&s, device_of, num_devices, next);
+  memset(next, 0, ((size_t)s.max_depth + 1) * num_devices * sizeof *next);
+  find_parts(&s, device_of, next);
   MPG_GOTO(cut(&s, device_of, devices, num_devices, &result));
   mpg_order_free(order);
   *order = result;

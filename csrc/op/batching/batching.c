@@ -19,13 +19,14 @@ mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *forma
   va_start(arguments, format);
   vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
-  const char *path = mpg_scope_text(b->scope);
+  const char *path = mpg_scope_text(b->scope),
+             *own = mpg_op_runs_on_host(b->op) ? ((const mpg_host_step_params *)b->params)->name
+                                               : b->op->name;
   return mpg_fail(MPG_ERROR,
                   "%s%s%s mixes data across the %s: %s, but the pipeline divides axis %d of its %s "
                   "%s. Do this outside of the pipelined block, on the whole result, or use one "
                   "micro-batch; with Pipeline(check=False) it runs on every %s separately",
-                  b->op->name, *path ? " in block " : "", path,
-                  b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
+                  own, *path ? " in block " : "", path, b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
                   mpg_op_input_name(b->op, input, name, sizeof name),
                   mpg_shape_text(&b->inputs[input].shape, shape, sizeof shape),
                   b->along_time ? "piece" : "micro-batch");

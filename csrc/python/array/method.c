@@ -71,6 +71,10 @@ static PyObject *get_traced(PyObject *self, void *Py_UNUSED(unused)) {
 static PyObject *get_in_trace(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_trace_takes(mpg_py_array_of(self)));
 }
+static PyObject *get_version(PyObject *self, void *Py_UNUSED(unused)) {
+  const mpg_storage *storage = mpg_py_array_of(self)->tensor.storage;
+  return PyLong_FromUnsignedLong(storage != NULL ? storage->version : 0);
+}
 static PyObject *get_place(PyObject *self, void *Py_UNUSED(unused)) {
   const mpg_array *array = mpg_py_array_of(self);
   return Py_BuildValue("NNN", PyLong_FromVoidPtr(array->tensor.storage),
@@ -115,6 +119,7 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"_in_trace", get_in_trace, NULL,
      "Whether ops on the array belong to a trace: it is traced, or older than the active trace.",
      NULL},
+    {"_version", get_version, NULL, "The number of writes to the array's memory.", NULL},
     {"_place", get_place, NULL,
      "Numbers that identify the array: its memory, its offset there and its position on the tape.",
      NULL},

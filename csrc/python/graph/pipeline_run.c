@@ -320,14 +320,44 @@ static int rows_from(PyObject *object, mpg_rows *rows) {
   return 0;
 }
 
+static PyObject *arrays_list(const mpg_tensor *tensors, uint32_t count) {
+  PyObject *list = PyList_New(count);
+  for (uint32_t i = 0; list != NULL && i < count; i++) {
+    mpg_array array = {.tensor = tensors[i]};
+    mpg_tensor_retain(&array.tensor);
+    PyObject *item = mpg_py_array_take(&array);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
+  }
+  return list;
+}
+
+static mpg_status run_host_code(void *state, const mpg_host_call *call) {
+  PyObject *inputs = arrays_list(call->inputs, call->num_inputs),
+           *outputs = arrays_list(call->outputs, call->num_outputs), *result = NULL;
+  if (inputs != NULL && outputs != NULL)
+    result = PyObject_CallFunction((PyObject *)state, "IIOOOO", (unsigned int)call->micro_batch,
+                                   (unsigned int)call->number, call->backward ? Py_True : Py_False,
+                                   call->retain ? Py_True : Py_False, inputs, outputs);
+  Py_XDECREF(inputs);
+  Py_XDECREF(outputs);
+  if (result == NULL) return mpg_py_host_exception();
+  Py_DECREF(result);
+  return MPG_OK;
+}
+static void release_object(void *object) { Py_DECREF((PyObject *)object); }
+static const mpg_host_code python_code = {run_host_code, release_object};
+
 static PyObject *pipeline_run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"calls",        "rows",   "input_kinds", "output_kinds",
-                          "carried_from", "inputs", NULL};
+                          "carried_from", "inputs", "host",        NULL};
   PyObject *calls_object, *rows_object, *input_kinds, *output_kinds, *carried_from, *inputs_object,
-      *keep = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO:PipelineRun", names, &PyTuple_Type,
+      *host = Py_None, *keep = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO|O:PipelineRun", names, &PyTuple_Type,
                                    &calls_object, &PyTuple_Type, &rows_object, &input_kinds,
-                                   &output_kinds, &carried_from, &inputs_object))
+                                   &output_kinds, &carried_from, &inputs_object, &host))
     return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(calls_object);
   if (count != PyTuple_GET_SIZE(rows_object) || count == 0 || count > MOST) {
@@ -378,7 +408,9 @@ static PyObject *pipeline_run_new(PyTypeObject *type, PyObject *args, PyObject *
                                       .input_kinds = kinds,
                                       .output_kinds = kinds + MOST,
                                       .carried_from = from,
-                                      .inputs = inputs};
+                                      .inputs = inputs,
+                                      .host_code = &python_code,
+                                      .host_state = host != Py_None ? Py_NewRef(host) : NULL};
   mpg_pipeline_run *run;
   mpg_status status = mpg_pipeline_run_new(&request, &run);
   if (status != MPG_OK) {
@@ -413,22 +445,10 @@ static void pipeline_run_dealloc(PyObject *object) {
 
 static PyObject *pipeline_run_outputs(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
-  PyObject *list = PyList_New(run->num_outputs);
-  for (uint32_t i = 0; list != NULL && i < run->num_outputs; i++) {
-    mpg_array array = {.tensor = run->outputs[i]};
-    if (array.tensor.storage == NULL) {
-      PyErr_SetString(PyExc_ValueError, "PipelineRun: the run is finished");
-      Py_CLEAR(list);
-      break;
-    }
-    mpg_tensor_retain(&array.tensor);
-    PyObject *item = mpg_py_array_take(&array);
-    if (item == NULL)
-      Py_CLEAR(list);
-    else
-      PyList_SET_ITEM(list, i, item);
-  }
-  return list;
+  for (uint32_t i = 0; i < run->num_outputs; i++)
+    if (run->outputs[i].storage == NULL)
+      return PyErr_Format(PyExc_ValueError, "PipelineRun: the run is finished");
+  return arrays_list(run->outputs, run->num_outputs);
 }
 
 /* Converts a buffer of 32-bit integers, four per item, to items that the caller frees with
@@ -536,8 +556,7 @@ static mpg_status drive_backward(mpg_pipeline_run *run, void *driver) {
   Py_DECREF(result);
   return MPG_OK;
 }
-static void release_driver(void *driver) { Py_DECREF((PyObject *)driver); }
-static const mpg_pipeline_run_schedule python_schedule = {drive_backward, release_driver};
+static const mpg_pipeline_run_schedule python_schedule = {drive_backward, release_object};
 
 static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
   mpg_pipeline_run *run = ((pipeline_run *)object)->run;
@@ -693,11 +712,12 @@ static PyType_Slot pipeline_run_slots[] = {
     {Py_tp_methods, pipeline_run_methods},
     {Py_tp_getset, pipeline_run_properties},
     {Py_tp_doc,
-     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\nOne "
+     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs, host=None)\n--\n\nOne "
      "StagedCall for each micro-batch of a batch. Kinds: MICRO_BATCH_SHARED by all micro-batches, "
      "MICRO_BATCH_SPLIT along the first axis, MICRO_BATCH_CARRIED from result\ncarried_from[i] of "
      "the previous micro-batch. rows: (axis, begin, count, total) of each micro-batch, for random "
-     "draws."},
+     "draws.\nhost(micro_batch, number, backward, retain, inputs, outputs) runs a host step: it reads "
+     "the inputs and\nwrites the outputs, whose memory is valid only during the call."},
     {0, NULL}};
 static PyType_Spec pipeline_run_spec = {"mpgluon._core.PipelineRun", sizeof(pipeline_run), 0,
                                         Py_TPFLAGS_DEFAULT, pipeline_run_slots};

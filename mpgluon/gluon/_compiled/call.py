@@ -76,12 +76,12 @@ class Signature:
     def block(self):
         return self._block()
 
-    def discover(self, flat):
+    def discover(self, flat, discovery=None):
         """Traces the block to collect the parameter copies that it uses, to infer unknown shapes,
         and to detect operations on the host, which split the block. Returns the state and the trace
         for `first_trace`."""
         self.inputs = [(array.shape, array.dtype, array.context) for array in flat]
-        discovery = tracing.Discovery()
+        discovery = discovery or tracing.Discovery()
         traced = None
         with discovery:
             inputs = [discovery.trace.input(array) for array in flat]
@@ -255,10 +255,10 @@ class Signature:
     def _discover_taps(self, flat):
         return self.discover_taps(flat, Taps)
 
-    def discover_taps(self, flat, kind):
+    def discover_taps(self, flat, kind, host_steps=None):
         """Traces a recorded call with taps of class `kind`. Returns the taps and the number of
         outputs."""
-        discovery = tracing.Discovery(kind)
+        discovery = tracing.Discovery(kind, host_steps)
         with discovery:
             outputs = self._forward([discovery.trace.input(array) for array in flat])
         return discovery.taps, len(outputs)

@@ -54,11 +54,12 @@ class Discovery(_Parameters, graph_breaks.Tracer):
     It records the parameter copies that the block uses, in the order of first use, and the
     host operations that split the block. It also records the devices to which floating parameters
     move after the trace. An op whose output shape depends on values ends the trace with
-    `graph_breaks.NeedsValues`.
+    `graph_breaks.NeedsValues`. With `host_steps`, a tracer, host operations do not split the block.
     """
 
-    def __init__(self, taps=None):
+    def __init__(self, taps=None, host_steps=None):
         super().__init__({})
+        self._host_steps = host_steps
         # Taps of parameters with row_sparse gradients. The argument `taps` is the class of the
         # taps, or None.
         self.taps = taps and taps(
@@ -98,6 +99,8 @@ class Discovery(_Parameters, graph_breaks.Tracer):
         return self.settled.setdefault(param, ctx) == ctx
 
     def host(self, name, run, inputs, outputs, bodies=()):
+        if self._host_steps is not None:
+            return self._host_steps.host(name, run, inputs, outputs)
         inner = [
             part.host.name for body in bodies for part, _ in body.parts() if part.host is not None
         ]
@@ -108,6 +111,8 @@ class Discovery(_Parameters, graph_breaks.Tracer):
         return [self.trace.new_input(*desc) for desc in outputs]
 
     def dynamic(self, name, run, inputs):
+        if self._host_steps is not None:
+            return self._host_steps.dynamic(name, run, inputs)
         self.splits = self.splits or (name, _core.current_scope())
         raise graph_breaks.NeedsValues(name)
 

@@ -12,7 +12,7 @@ from ..._core import (
     MICRO_BATCH_SHARED as SHARED,
     MICRO_BATCH_SPLIT as SPLIT,
 )
-from ..._internal import device_groups
+from ..._internal import device_groups, graph_breaks
 from ..._internal.hints import OptionsChecked
 from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
@@ -25,6 +25,7 @@ from ..collectives import divide
 from .advice import divided_by_length, of_size
 from .checks import check, placeholders
 from .driver import AUTO, Driver
+from .host_steps import HostCalls, HostSteps, LiveDiscovery
 from .report import Report
 
 if TYPE_CHECKING:
@@ -286,6 +287,10 @@ class Entry:
         # Statistics of BatchNorm layers in the last trace
         # (running_statistics.Statistics.layers).
         self.statistics = []
+        # Results of the host steps of the first trace, for micro-batches of `host_rows` rows, the
+        # steps of the last trace, and the calls of steps that the first trace has made.
+        self.host_results, self.host_rows = [], 0
+        self.host_steps, self.host_records = [], []
         self.updates = {}  # sizes of micro-batches -> running_statistics.Update
         self.tables = {}  # (programs, phases, schedule) -> Prepared
         # `called` counts the calls. `micro_batches` and `shapes` describe the last call: the rows
@@ -299,7 +304,9 @@ class Entry:
         axis = self.pipeline.axis
         inputs, params, taps = self._apart(arrays)
         taps = FlatTaps.of(taps) if taps else None
+        tracer = self._tracer(rows)
         with (
+            _core.Scope((vars(graph_breaks.thread), "tracer", tracer)),
             running_statistics.Statistics()
             if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1
             else _NONE as statistics
@@ -311,6 +318,7 @@ class Entry:
                     else self.signature.trace(*inputs, *params)
                 )
         self.statistics = statistics.layers if statistics else []
+        self.host_steps = tracer.steps
         carried = self._carried_outputs()
         self.misshapen = None
         kinds, results = [], []
@@ -337,6 +345,9 @@ class Entry:
         self.output_kinds = kinds
         return results
 
+    def _tracer(self, rows):
+        return HostSteps(self.host_results, self.host_rows, rows, self.pipeline.axis)
+
     def _apart(self, arrays):
         """Splits the arrays into (inputs as the block expects them, parameters, taps)."""
         first = len(self.kinds)
@@ -355,7 +366,8 @@ class Entry:
         key = (rows, tuple(a.shape for a in arrays))
         if key not in self.lookups:
             with autograd.record(autograd.is_training()), collectives.in_pipeline():
-                found, _ = self.signature.discover_taps(self._apart(arrays)[0], FlatTaps)
+                inputs = self._apart(arrays)[0]
+                found, _ = self.signature.discover_taps(inputs, FlatTaps, self._tracer(rows))
             self.lookups[key] = found.lookups
         return self.lookups[key]
 
@@ -480,6 +492,7 @@ class Entry:
             if shared:
                 self.copied = shared
                 call = make()
+            steps = self.host_steps
             if divided and (self.pipeline.check or call.draws):
                 try:
                     check(self, call, rows, arrays, whole)
@@ -497,9 +510,9 @@ class Entry:
                     "along which the batch is divided: an operator mixes data across the batch. "
                     "Apply it after the pipeline, to the whole result"
                 )
-            self.calls[key] = call, self.statistics, self.output_kinds
-        call, statistics, self.output_kinds = self.calls[key]
-        return call, statistics
+            self.calls[key] = call, self.statistics, steps, self.output_kinds
+        *found, self.output_kinds = self.calls[key]
+        return found
 
     def update(self, rows, statistics):
         """Returns a function that updates the running averages, or None if there are none. It must
@@ -559,11 +572,12 @@ class PipelinedCall:
         )
 
     def begin(
-        self, args: tuple[Any, ...], recording: bool, moved: bool = False
+        self, args: tuple[Any, ...], recording: bool, moved: bool = False, records: Any = ()
     ) -> tuple[_core.PipelineRun, Entry, Any]:
         """Returns a run of all micro-batches with nothing queued yet, its entry, and a function
         that must be called with the results once everything is queued. `moved` is True if the
-        states are already on the devices on which the block returns them."""
+        states are already on the devices on which the block returns them. `records` are calls of
+        host steps that the first trace has already made."""
         axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
@@ -571,15 +585,16 @@ class PipelinedCall:
         count = max(min(self._pipeline.micro_batches, total), 1)  # at most one micro-batch per row
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
-        entry, params = self._entry_of(structure, places, fronts, kinds, rows)
-        calls, statistics, taps = self._calls(entry, fronts, kinds, params, rows, recording)
+        entry, params = self._entry_of(structure, places, fronts, kinds, rows, recording)
+        records, entry.host_records = [*records, *entry.host_records], []
+        calls, statistics, taps, steps = self._calls(entry, fronts, kinds, params, rows, recording)
         if self._pipeline.carry and not moved:
             homes, outputs = [a.context for a in flat], calls[0].outputs
             for i in [i for i, kind in enumerate(kinds) if kind == CARRIED]:
                 homes[i] = outputs[entry.carried_from[i]][2]
             if homes != [a.context for a in flat]:
                 states = iter([a.as_in_context(ctx) for a, ctx in zip(flat, homes)])
-                return self.begin(_nested.regroup(structure, states), recording, True)
+                return self.begin(_nested.regroup(structure, states), recording, True, records)
         run = _core.PipelineRun(
             tuple(calls),
             tuple((axis, begin, end - begin, total) for begin, end in rows),
@@ -590,6 +605,7 @@ class PipelinedCall:
                 *[0] * (len(params) + len(taps.arrays)),
             ],
             [*fronts, *params, *taps.arrays],
+            HostCalls(steps, recording, autograd.is_training(), records) if any(steps) else None,
         )
         entry.called += 1
         entry.micro_batches = [end - begin for begin, end in rows]
@@ -603,7 +619,7 @@ class PipelinedCall:
 
         return run, entry, note
 
-    def _entry_of(self, structure, places, fronts, kinds, rows):
+    def _entry_of(self, structure, places, fronts, kinds, rows, recording):
         """Returns the entry for calls with this signature, and the arrays of its parameters.
         Traces the block if there is no current entry."""
         key = (
@@ -623,49 +639,47 @@ class PipelinedCall:
                 return entry, entry.signature.parameter_arrays()
             except (KeyError, TypeError):
                 pass  # retrace, because a parameter was moved or lost its arrays since the trace
-        signature = self._discovered(structure, places, fronts, kinds, rows)
+        signature, discovery = self._discovered(structure, places, fronts, kinds, rows, recording)
         entry = self._entries[key] = Entry(signature, kinds, self._pipeline)
+        entry.host_results, entry.host_rows = discovery.results, rows[0][1]
+        entry.host_records = discovery.records
         return entry, signature.parameter_arrays()
 
-    def _discovered(self, structure, places, fronts, kinds, rows):
-        """Returns a signature whose parameters are known, after tracing the first micro-batch.
-        Raises MXNetError if the block does not support micro-batches or runs code on the host."""
-        axis = self._pipeline.axis
+    def _discovered(self, structure, places, fronts, kinds, rows, recording):
+        """Returns a signature whose parameters are known and its `LiveDiscovery`, after tracing the
+        first micro-batch. Raises MXNetError if the block does not support micro-batches."""
+        axis, total = self._pipeline.axis, rows[-1][1]
         sample = [
             _leading(f[: rows[0][1]], axis) if kind == SPLIT else f
             for f, kind in zip(fronts, kinds)
         ]
         signature = self._signature(structure, places)
+        discovery = LiveDiscovery(
+            sample, (axis, *rows[0], total), recording, autograd.is_training()
+        )
         try:
-            signature.discover(sample)
+            signature.discover(sample, discovery)
         except MemoryError:
             raise
         except (MXNetError, ValueError) as error:
-            whole = len(rows) == 1
-            if whole or not self._works(self._signature(structure, places), fronts, kinds):
+            own = len(rows) == 1 or discovery.failed
+            if own or not self._works(self._signature(structure, places), fronts, kinds):
                 raise
-            size, total = rows[0][1], rows[-1][1]
+            size = rows[0][1]
             raise of_size(error, signature.path, size, total, self._pipeline, kinds).with_traceback(
                 error.__traceback__
             ) from None
-        if signature.splits:
-            raise MXNetError(
-                f"{signature.splits[1] or signature.path}: {signature.splits[0]} runs on the host, "
-                "between two compiled programs, but each stage of a pipeline must be one program; "
-                "use it before or after the pipelined block or between two pipelined blocks, or "
-                "replace pipeline= by a loop over micro-batches with grad_req='add'"
-            )
-        return signature
+        return signature, discovery
 
     def _calls(self, entry, fronts, kinds, params, rows, recording):
-        """Returns the compiled call and the BatchNorm statistics of each micro-batch, and the
-        taps."""
+        """Returns the compiled call and the BatchNorm statistics of each micro-batch, the taps, and
+        the host steps of each micro-batch."""
         wanted = None
         if recording:
             carries = [kind == CARRIED and is_floating(a.dtype) for a, kind in zip(fronts, kinds)]
             wanted = [a._wants_gradient or carried for a, carried in zip(fronts, carries)]
             wanted += [param._wants_gradient for param in params]
-        calls, statistics, lookups = [], [], []
+        calls, statistics, lookups, steps = [], [], [], []
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
         for begin, end in rows:
             arrays = [
@@ -674,7 +688,7 @@ class PipelinedCall:
             ]
             arrays += params
             lookups.append(entry.find_lookups(end - begin, arrays) if recording else [])
-            call, found = entry.call(
+            call, found, own_steps = entry.call(
                 end - begin,
                 arrays,
                 lookups[-1],
@@ -685,11 +699,12 @@ class PipelinedCall:
             )
             calls.append(without_variables(call, entry.signature))
             statistics.append(found)
+            steps.append(own_steps)
             for i in state:  # shape and dtype of the state after this micro-batch
                 shape, dtype, *_ = call.outputs[entry.carried_from[i]]
                 if (shape, dtype) != (state[i].shape, _core.dtype_name(state[i].dtype)):
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
-        return calls, statistics, MicroBatchTaps(lookups)
+        return calls, statistics, MicroBatchTaps(lookups), steps
 
     def _signature(self, structure, places):
         block = self._block()

@@ -32,9 +32,10 @@ class Stages:
 
     Dependencies are derived from the segments: from the signals that they wait for, the order of a
     device's program, and the arrays that micro-batches pass to each other. A program lists its
-    segments in topological order. A forward or backward action is one segment, and only deferred
-    segments wait for deferred ones. Therefore, the dependencies of actions are acyclic, and `items`
-    never queues a segment before one that it waits for.
+    segments in topological order. A forward or backward action is the segments of one device and
+    depth (several if it contains host steps), and only deferred segments wait for deferred ones.
+    Therefore, the dependencies of actions are acyclic, and `items` never queues a segment before
+    one that it waits for.
 
     Parameters
     ----------
@@ -93,7 +94,7 @@ class Stages:
         # over one time step needs no operator. The micro-batch with the most segments determines
         # the stages.
         most = max(forwards, key=lambda by_device: sum(map(len, by_device.values())))
-        devices = [d for _, d in sorted((i, d) for d, own in most.items() for i in own)]
+        devices = [d for _, d in sorted((group, d) for d, own in most.items() for group in own)]
         for d in range(len(self.contexts)):
             stages = [s for s, device in enumerate(devices) if device == d]
             count = len(stages)
@@ -103,50 +104,47 @@ class Stages:
             stages += range(len(devices), len(devices) + further)
             devices += [d] * further
             for k, by_device in enumerate(forwards):
-                for i, s in zip(by_device.get(d, ()), stages):
-                    self._owners[0, k, i] = ("F", s)
+                for group, s in zip(by_device.get(d, ()), stages):
+                    self._owners.update({(0, k, i): ("F", s) for i in group})
             for k, by_device in enumerate(backwards):
                 # Backward groups run from the last stage to the first. If there are more groups
                 # than forward stages, the first groups belong to additional stages.
                 groups = by_device.get(d, ())
-                for g, (segment, late) in enumerate(groups):
+                for g, (own, late) in enumerate(groups):
                     stage = stages[max(len(groups), count) - 1 - g]
-                    if segment is not None:
-                        self._owners[1, k, segment] = ("B", stage)
+                    self._owners.update({(1, k, i): ("B", stage) for i in own})
                     self._owners.update({(1, k, i): ("W", stage) for i in late})
         return devices
 
     def _forwards(self, segments):
-        """Returns the segments of a micro-batch's forward program that compute or send, by
-        device."""
+        """Returns the segments of a micro-batch's forward program that compute or send, by device
+        and grouped by stage."""
         found = {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
-                found.setdefault(self.contexts.index(segment["device"]), []).append(i)
-        return found
+                depths = found.setdefault(self.contexts.index(segment["device"]), {})
+                depths.setdefault(segment["depth"], []).append(i)
+        return {d: list(depths.values()) for d, depths in found.items()}
 
     def _backwards(self, micro_batch, forwards):
         """Groups the segments of a micro-batch's backward program by device. Returns for each
-        stage, in the order of the backward pass, [its segment or None, its deferred segments]."""
+        stage, in the order of the backward pass, [its segments, its deferred segments]."""
         segments, found = self.backward[micro_batch]["segments"], {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
                 depths = found.setdefault(self.contexts.index(segment["device"]), {})
-                group = depths.setdefault(segment["depth"], [None, []])
-                if segment["deferred"]:
-                    group[1].append(i)
-                else:
-                    group[0] = i
+                depths.setdefault(segment["depth"], [[], []])[segment["deferred"]].append(i)
         for d, depths in found.items():
             groups, count = [depths[depth] for depth in sorted(depths)], len(forwards.get(d, ()))
             # If the first segment only sends, it moves the gradient of a moved result back to
             # another device. It needs no stage of its own: it is queued together with the first
             # segment that waits for the gradient.
-            if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
-                groups[0][0] = None
+            first = groups[0][0]
+            if len(groups) > count and len(first) == 1 and _sends(segments[first[0]]):
+                groups[0][0] = []
                 groups = groups if groups[0][1] else groups[1:]
             # A group that has only deferred segments needs no stage: merge it with its predecessor.
-            alone = [g for g in range(1, len(groups)) if groups[g][0] is None]
+            alone = [g for g in range(1, len(groups)) if not groups[g][0]]
             for g in reversed(alone[: max(len(groups) - count, 0)]):
                 groups[g - 1][1] += groups.pop(g)[1]
             found[d] = groups

@@ -248,8 +248,6 @@ HEADS = ("decoder", "MultiHeadAttention", "limited heads")
 CAPTURING = {"captured": "host data", "count": "2"}
 COMPILED_WHOLE = {"way": "hybridized"}
 REFUSED = [
-    (({"way": PIPELINED}, {"flow": ["while_loop", "cond"]}), "pipeline", {}),
-    (({"way": PIPELINED}, {"custom": HOSTED}), "pipeline", {}),
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
     (({"placement": SPLIT}, {"parameters": ["tied"]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
