@@ -141,7 +141,7 @@ CHECKS = {
     "Validate": validated,
     "Stop early": stopped,
     "Use an Estimator": driven,
-    "Run Python between pipelines": alternated,
+    "Run Python in a pipeline": alternated,
     "TensorBoard": written,
     "Export": exported,
     "Find a memory leak": leaked,

@@ -158,8 +158,15 @@ def foreach(F, h):
     return F.mean(out, axis=0)
 
 
+def number(F, h, value):
+    """Returns one number on the device of h, which does not depend on the rows of h."""
+    if F is mx.nd:
+        return mx.nd.full((1,), value, ctx=h.context)
+    return F.zeros_like(F.sum(h)) + value
+
+
 def while_loop(F, h):
-    zero = F.zeros_like(F.sum(h))
+    zero = number(F, h, 0)
     _, (_, out) = F.contrib.while_loop(
         lambda i, v: i < 2,
         lambda i, v: ([], [i + 1, F.tanh(v)]),
@@ -170,8 +177,7 @@ def while_loop(F, h):
 
 
 def cond(F, h):
-    one = F.ones_like(F.sum(h))
-    return F.contrib.cond(one > 0, lambda: F.tanh(h), lambda: h)
+    return F.contrib.cond(number(F, h, 1) > 0, lambda: F.tanh(h), lambda: h)
 
 
 def by_training(F, h):
