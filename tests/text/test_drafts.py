@@ -38,12 +38,14 @@ def larger(seed, layers, **options):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_scores_of_a_check_have_the_bits_of_steps(dtype, bias):
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_scores_of_a_check_have_the_bits_of_steps(dtype, bias, hybridize):
     """Every product on the path, with the sizes of `larger`."""
     if on(0).device_type != "cpu":
         pytest.skip("libraries of GPUs choose an order of sums by the number of rows")
     net = larger(0, 2, attention_bias=bias, mlp_bias=bias)
     net.cast(dtype)
+    net.hybridize(hybridize)
     tokens, results = np.arange(8) * 5, []
     for sizes in ([1] * 8, [8], [3, 5], [2, 2, 4]):
         cache, at, scores = net.make_cache(1, 64), 0, []

@@ -1,14 +1,18 @@
 """Generation over devices: groups that take turns, split layers, and windows that move."""
 
+import time
+
 import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import nd
+from mpgluon import autograd, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _generation
 from mpgluon.gluon.model_zoo.text._cache import Cache
+from mpgluon.gluon.model_zoo.text._lanes import Lane
+from mpgluon.gluon.model_zoo.text._requests import Request, Stops
 from support.devices import on
 from support.generation import DRAWN, NETWORKS, PROMPTS, network
 
@@ -151,3 +155,35 @@ def test_attention_with_a_moved_window_matches_that_to_all_rows(window):
             y = layer(x[:, at : at + chunk], None, None, None, lengths, None, None, arrays)
             results.append(y.asnumpy())
         np.testing.assert_allclose(np.concatenate(results, 1), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_first_device_computes_steps_of_all_groups_while_the_second_is_busy(penalty):
+    """So with one group for each device, no device waits for the other one."""
+    net = network()
+    net.place(HALVES, verbose=False)
+    options = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    options["repetition_penalty"] = penalty
+    with autograd.pause(train_mode=False):
+        lanes = []
+        for prompt in PROMPTS:
+            request = Request(np.array(prompt, "int32"), 9, Stops((), None), None, False)
+            lanes.append(Lane(net, [request], [0], 9, options, ahead=False))
+        for _ in range(2):  # the first step compiles
+            for lane in lanes:
+                lane.take()
+                lane.advance()
+        for lane in lanes:
+            lane.take()
+        slow = nd.ones((2000, 2000), ctx=on(1))
+        nd.waitall()
+        started = time.perf_counter()
+        for _ in range(3):
+            slow = nd.dot(slow, slow)
+        for lane in lanes:
+            lane.advance()
+        for lane in lanes:
+            lane.cache.arrays[0][0].wait_to_read()
+        first = time.perf_counter() - started
+        slow.wait_to_read()
+        assert first < (time.perf_counter() - started) / 2

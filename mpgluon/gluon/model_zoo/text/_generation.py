@@ -305,31 +305,30 @@ def _run(net, requests, seeds, options, draft, draft_tokens, groups):
             part = slice(begin, begin + size)
             given = (net, requests[part], seeds[part], most, options)
             if draft is None:
-                lanes.append((begin, Lane(*given)))
+                lanes.append((begin, Lane(*given, len(sizes) == 1)))
             elif isinstance(draft, Decoder):
                 lanes.append((begin, DraftLane(*given, draft, draft_tokens)))
             else:
                 lanes.append((begin, DraftLane(*given, None, int(draft))))
             begin += size
 
-    def turn():
-        for _, lane in lanes:
-            lane.advance()
-        return [(begin, lane, lane.take()) for begin, lane in lanes]
-
     def steps():
         # The modes of autograd are those of the caller while the generator is suspended.
         with autograd.pause(train_mode=False):
             start()
         while lanes:
-            with autograd.pause(train_mode=False):
-                taken = turn()
-            for begin, lane, found in taken:
+            for begin, lane in list(lanes):
+                with autograd.pause(train_mode=False):
+                    found = lane.take()
                 for i, (request, new) in enumerate(zip(lane.requests, found)):
                     for token in new:
                         if request.open:
                             for one in request.add(token):
                                 yield begin + i, one
-            lanes[:] = [one for one in lanes if any(r.open for r in one[1].requests)]
+                if any(request.open for request in lane.requests):
+                    with autograd.pause(train_mode=False):
+                        lane.advance()
+                else:
+                    lanes.remove((begin, lane))
 
     return steps()

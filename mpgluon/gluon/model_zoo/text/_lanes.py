@@ -66,7 +66,12 @@ def keys_of(seeds: Sequence[int], positions: np.ndarray, ctx: Any) -> NDArray:
 
 
 class Lane:
-    """Requests that advance by one token in each step. Steps are queued ahead of the host."""
+    """Requests that advance by one token in each step.
+
+    If `ahead`, steps are queued before the host has read the tokens of earlier ones. With several
+    lanes, the host passes the tokens on instead. A device that copied them itself would wait for
+    them, while it could compute a step of another lane.
+    """
 
     def __init__(
         self,
@@ -75,13 +80,15 @@ class Lane:
         seeds: list[int],
         most: int,
         options: dict[str, float],
+        ahead: bool,
     ) -> None:
-        self.requests, self.left = requests, most - 1
+        self.requests, self.left, self.lag = requests, most - 1, LAG if ahead else 0
         self.step = programs_of(net, Step, **options)
         read = Prompts(net, [request.prompt for request in requests], most)
-        self.cache, ctx = read.cache, read.ctx
+        scores = nd.concat(*read.scores, dim=0)
+        self.cache, ctx = read.cache, scores.context
         self.lengths = np.array([len(request.prompt) for request in requests])
-        self.rows = nd.array(self.lengths, ctx=ctx, dtype="int32")
+        self.rows = nd.array(self.lengths, ctx=read.ctx, dtype="int32")
         zeros = np.zeros(len(requests), "int64")
         history = None
         if self.step.penalizes:
@@ -89,9 +96,7 @@ class Lane:
             while width < self.lengths.max() + most:
                 width *= 2
             history = nd.array(tails([r.prompt for r in requests], width), ctx=ctx, dtype="int32")
-        scores = nd.concat(*read.scores, dim=0)
         self.drawn = self.step.draw(nd, scores, keys_of(seeds, zeros, ctx), history)
-        self.drawn = self.drawn.as_in_context(ctx)
         self.keys = keys_of(seeds, zeros + 1, ctx)
         if history is not None:
             history = nd.concat(history[:, 1:], self.drawn.expand_dims(1), dim=1)
@@ -104,8 +109,9 @@ class Lane:
             return
         self.left -= 1
         self.cache.make_room(self.lengths, 1)
+        tokens = self.drawn.as_in_context(self.rows.context)
         self.drawn, self.rows, self.keys, *rest = self.step(
-            self.drawn, self.rows, self.keys, self.history, self.cache.arrays
+            tokens, self.rows, self.keys, self.history, self.cache.arrays
         )
         self.history = rest[0] if rest else None
         self.lengths += 1
@@ -113,9 +119,12 @@ class Lane:
 
     def take(self) -> list[list[int]]:
         """Returns the new tokens of each request: none as long as few steps are queued."""
-        if not self.queue or (self.left and len(self.queue) <= LAG):
+        if not self.queue or (self.left and len(self.queue) <= self.lag):
             return [[] for _ in self.requests]
-        return [[int(token)] for token in self.queue.pop(0).asnumpy()]
+        tokens = self.queue.pop(0).asnumpy()
+        if not self.lag:
+            self.drawn = nd.array(tokens, ctx=self.rows.context, dtype="int32")
+        return [[int(token)] for token in tokens]
 
 
 class DraftLane:
@@ -204,6 +213,7 @@ class DraftLane:
         # The last step adds the last token of the draft to the cache.
         for _ in range(self.count + 1):
             token, rows, keys, *rest = step(token, rows, keys, history, read.cache.arrays)
+            token = token.as_in_context(read.ctx)
             history = rest[0] if rest else None
             found.append(token.as_in_context(self.ctx))
         return nd.stack(*found[: self.count], axis=1)

@@ -71,7 +71,11 @@ class Step(_Draws):
         history: Array | None,
         cache: Sequence[Any],
     ) -> tuple[Array, ...]:
-        """Returns the next tokens (batch,), and the lengths, keys and history after them."""
+        """Returns the next tokens (batch,), and the lengths, keys and history after them.
+
+        The tokens stay on the device of the head. If this program copied them to the device of the
+        embedding, that device would wait for them before it computes steps of other requests.
+        """
         last = F.zeros_like(lengths)
         scores = self.net(F.expand_dims(tokens, axis=1), lengths, last, cache)
         drawn = self.draw(F, scores, keys, history)
@@ -80,7 +84,6 @@ class Step(_Draws):
         if history is not None:
             added = F.expand_dims(drawn.as_in_context(history.context), axis=1)
             history = F.concat(F.slice_axis(history, axis=1, begin=1, end=None), added, dim=1)
-        drawn = drawn.as_in_context(tokens.context)
         return (drawn, lengths + 1, keys) + (() if history is None else (history,))
 
 
