@@ -2,6 +2,7 @@
 the networks and batches that the text mentions."""
 
 import codeop
+import json
 import os
 import re
 import textwrap
@@ -266,6 +267,39 @@ def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, c
     assert shape == "(4, 2)"
     assert "'model.qkv.weight': (8, 24)" in shapes
     assert (tmp_path / "tuned" / "config.json").exists()
+
+
+@cpus_only
+def test_generation_page_code_gives_the_same_tokens_each_way(tmp_path, monkeypatch, capsys):
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "vocab_size": 32,
+    }
+    for folder, layers in (("model", 4), ("small", 1)):
+        net = gluon.model_zoo.text.from_config({**sizes, "num_hidden_layers": layers})
+        net.initialize(mx.init.Normal(0.3))
+        net.save_parameters(tmp_path / folder, format="huggingface")
+    words = {letter: i for i, letter in enumerate("</abcdefghijklmnopqrstuvwxyz .?\n")}
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    own.decoder = tokenizers.decoders.Fuse()
+    own.save(str(tmp_path / "model" / "tokenizer.json"))
+    config = {
+        "eos_token": "<",
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+    }
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    scope, printed = together("docs/generation.md", tmp_path, monkeypatch, capsys)
+    lines = printed.splitlines()
+    assert [line for line in lines if line in ("True", "False")] == ["True"] * 3
+    assert "2 16" in lines and "16" in lines and "to be or not?" in lines
+    assert scope["copied"] == scope["new"] and len(scope["scores"]) == 2
+    assert all(isinstance(answer, str) for answer in scope["answers"])
 
 
 def test_custom_ops_page_code_compiles_and_runs(tmp_path):

@@ -90,8 +90,8 @@ class Step(_Draws):
 class Verify(_Draws):
     """Draws the token after each of several tokens. The first one is known, the others are a draft.
 
-    `Step` makes the same draws at a position, so the leading tokens of a draft that equal them are
-    right.
+    The draws at a position are those of `Step`, so the tokens of a draft that are equal to them are
+    correct.
     """
 
     def __init__(self, net: Decoder, **options: float) -> None:
