@@ -24,6 +24,7 @@ from mpgluon.gluon import nn, rnn
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
 from programs import random_blocks
+from programs.features.blocks import packed
 from programs.random_blocks import Node, hunt
 from support.devices import on
 
@@ -182,6 +183,7 @@ BINARY = {
 LAYERS = {
     "dense": lambda: nn.Dense(WIDTH, in_units=WIDTH, activation="tanh"),
     "unbiased": lambda: nn.Dense(WIDTH, in_units=WIDTH, use_bias=False),
+    "quantized": lambda: packed(None),
     "convolution": lambda: nn.Conv2D(2, 3, padding=1, in_channels=2),
     "deconvolution": lambda: nn.Conv2DTranspose(2, (1, 3), padding=(0, 1), in_channels=2),
     "batch_norm": lambda: nn.BatchNorm(in_channels=2),

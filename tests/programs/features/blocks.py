@@ -405,6 +405,24 @@ def decoder_layer():
     )
 
 
+def packed(prefix="packed_"):
+    """A layer with a weight of 4 bits."""
+    layer = nn.QuantizedDense(
+        WIDTH,
+        WIDTH,
+        format="int4",
+        group=2,
+        use_zeros=True,
+        activation="tanh",
+        flatten=False,
+        prefix=prefix,
+    )
+    values = np.arange(layer.packed.shape[0] * layer.packed.shape[1]) * 37 % 256
+    layer.packed.init = mx.init.Constant(values.reshape(layer.packed.shape))
+    layer.scales.init = mx.init.Constant(0.1)
+    return layer
+
+
 def plane(layer):
     return Cells(layer, (2, 1, 3))
 
@@ -480,6 +498,7 @@ LAYERS = {
     "limited heads": LimitedHeads,
     "classes": Classes,
     "nested": nested,
+    "QuantizedDense": packed,
 }
 
 
