@@ -12,6 +12,7 @@ from samples.base import all_samples
 from support.calls import call, place
 from support.compare import same_bits
 from support.devices import on
+from support.processes import output_of
 from support.training import backward_of
 
 SAMPLES = all_samples()
@@ -211,3 +212,18 @@ def test_random_state_in_hybrid_forward_is_refused():
     net.hybridize(pipeline=Pipeline(1))
     with pytest.raises(mx.MXNetError, match="random.seed runs on the host"):
         net(nd.ones((2, 3)))
+
+
+def test_dropout_of_a_part_ends_for_any_saved_draw():
+    """The key has runs of 2 ** 64 - 1 elements, which are one run for the array."""
+    code = """
+from mpgluon import _core, autograd, nd
+
+def part(*key):
+    draw = nd.array(key, dtype="int64")
+    with autograd.train_mode():
+        return _core.get_op("_dropout_part")(nd.ones((3, 40)), draw, axis=1, begin=0, total=40)
+
+assert (part(7, 3, 0, -1, 5) == part(7, 3, 0, 0, 0)).asnumpy().all()
+"""
+    output_of(code, timeout=60)

@@ -1,7 +1,7 @@
 /* Sizes, strides and options of a call of attention, read from the parameters of each kind of op in
  * one place. The kernels of all backends use this header. */
-#ifndef MPG_OP_LAYERS_ATTENTION_CALL_H
-#define MPG_OP_LAYERS_ATTENTION_CALL_H
+#ifndef MPG_OP_ATTENTION_ATTENTION_CALL_H
+#define MPG_OP_ATTENTION_ATTENTION_CALL_H
 
 #include <string.h>
 

@@ -379,9 +379,8 @@ static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
       at = begin / p->part * p->whole + p->begin + begin % p->part;
       if (together > p->part - begin % p->part) together = p->part - begin % p->part;
     }
-    int64_t left =
-        p->key.run ? (int64_t)(p->key.run - ((uint64_t)at + p->key.first) % p->key.run) : n;
-    if (together > left) together = left;
+    uint64_t run = p->key.run, left = run ? run - ((uint64_t)at + p->key.first) % run : (uint64_t)n;
+    if ((uint64_t)together > left) together = (int64_t)left;
     const uint32_t *w =
         mpg_philox_words(p->key, mpg_random_position(&p->key, (uint64_t)at), together, buffer);
     uint8_t *mask = p->mask + begin;
