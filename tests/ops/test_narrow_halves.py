@@ -65,15 +65,16 @@ def test_batch_dot_of_a_few_rows_is_rounded_once(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transpose_b", [False, True])
-def test_bits_of_a_row_do_not_depend_on_rows_threads_or_alignment(dtype, transpose_b):
+@pytest.mark.parametrize(("n", "k"), [(1003, 517), (300, 768), (130, 1500), (65, 2817)])
+def test_bits_of_a_row_do_not_depend_on_rows_threads_or_alignment(dtype, transpose_b, n, k):
+    """The products of more than 16 rows have another kernel."""
     random = np.random.RandomState(3)
-    n, k = 1003, 517
-    x, w = halves(random, dtype, 8, k), halves(random, dtype, *((n, k) if transpose_b else (k, n)))
+    x, w = halves(random, dtype, 40, k), halves(random, dtype, *((n, k) if transpose_b else (k, n)))
     shifted = nd.concat(nd.zeros((1,), dtype=dtype), w.reshape((-1,)), dim=0)[1:].reshape(w.shape)
     found = set()
     for threads, weight in itertools.product((1, 3), (w, shifted)):
         mx.context.set_threads(threads)
-        for rows in (1, 2, 5, 8):
+        for rows in (1, 2, 3, 4, 5, 8, 16, 17, 40):
             found.add(wide(nd.dot(x[:rows], weight, transpose_b=transpose_b)[:1]).tobytes())
     mx.context.set_threads(0)
     assert len(found) == 1

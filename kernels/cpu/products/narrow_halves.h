@@ -18,8 +18,8 @@ typedef struct mpg_half_product {
 
 /* Computes the product if A has a few rows or B has one column, and the dtype is float16 or
  * bfloat16. Otherwise does nothing and returns false. Products are summed in float32 and rounded
- * once. Among these products, the order of the additions depends on k and transpose_b only, not on
- * the number of rows or threads. Uses no scratch memory. */
+ * once. The additions are in the order of the products of many rows (oneDNN or gemm.c), so the bits
+ * of a row depend neither on the number of rows nor on that of threads. Uses no scratch memory. */
 bool mpg_cpu_narrow_halves(const mpg_kernel_call *call, const mpg_half_product *product)
     MPG_PER_ISA(mpg_cpu_narrow_halves);
 

@@ -1,16 +1,18 @@
 /* Products of a few rows of halves, for one dtype. Included by narrow_halves.c with
  *   NAME(x)         name of x in this instance, which is spelled x_T here
  *   LOAD(p)         LANES elements as a vector of float (lanes.h)
+ *   SPLIT(p, low, high)
+ *                   the elements in the lower and the upper halves of LANES words
  *   WIDEN, ROUND    conversions of an element to and from float
  */
 
 /* Each x_T below is NAME(x), the name of x in this instance. */
-#define add_of_T NAME(add_of)
 #define add_T NAME(add)
+#define add_block_T NAME(add_block)
+#define add_block_of_T NAME(add_block_of)
+#define add_of_T NAME(add_of)
 #define columns_T NAME(columns)
 #define dots_T NAME(dots)
-#define dots_of_T NAME(dots_of)
-#define few_dots_T NAME(few_dots)
 #define finish_T NAME(finish)
 
 /* Writes `count` elements of row i of C, from column j on. */
@@ -22,86 +24,82 @@ static void finish_T(const mpg_half_product *g, int64_t i, int64_t j, int64_t co
 }
 
 /* --- Transposed B ----------------------------------------------------------------------------- */
-/* Computes the dot products of `rows` adjacent rows of A with a row of B, in PARTS x LANES partial
- * sums each. */
-static inline __attribute__((always_inline)) void dots_of_T(const int rows, int64_t k,
-                                                            const uint16_t *a, const uint16_t *b,
-                                                            float *sums) {
-  enum { STEP = PARTS * LANES };
-  V sum[ROWS][PARTS];
-  MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
-  for (int q = 0; q < PARTS; q++) sum[r][q] = V_SET(0);
-  int64_t p = 0;
-  for (; p + STEP <= k; p += STEP) {
-    prefetch(b + p, STEP);
+/* Adds the products of `rows` rows of A with a transposed block of B. `a` has BLOCK elements per
+ * row. */
+static inline __attribute__((always_inline)) void add_block_of_T(const int rows, const float *a,
+                                                                 const uint32_t *words,
+                                                                 float (*sums)[WIDTH]) {
+  for (int l = 0; l < WIDTH; l += LANES) {
+    V sum[ROWS];
     MPG_UNROLL(8)
-    for (int q = 0; q < PARTS; q++) {
-      V y = LOAD(b + p + q * LANES);
+    for (int r = 0; r < rows; r++) sum[r] = V_LOAD(sums[r] + l);
+    MPG_UNROLL(4)
+    for (int p = 0; p < MPG_TURNED; p++) {
+      V low, high;
+      SPLIT(words + p * WIDTH + l, &low, &high);
       MPG_UNROLL(8)
-      for (int r = 0; r < rows; r++)
-        sum[r][q] = V_FMA(LOAD(a + r * k + p + q * LANES), y, sum[r][q]);
-    }
-  }
-  MPG_UNROLL(8)
-  for (int q = 0; q < PARTS; q++) {
-    int64_t left = k - p - q * LANES, valid = left < LANES ? left : LANES;
-    if (valid <= 0) break;
-    uint16_t x[LANES] = {0}, y[LANES] = {0}; /* padded with zeros */
-    memcpy(y, b + p + q * LANES, (size_t)valid * sizeof *y);
-    MPG_UNROLL(8)
-    for (int r = 0; r < rows; r++) {
-      memcpy(x, a + r * k + p + q * LANES, (size_t)valid * sizeof *x);
-      sum[r][q] = V_FMA(LOAD(x), LOAD(y), sum[r][q]);
-    }
-  }
-  MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++) {
-    float lanes[PARTS][LANES];
-    MPG_UNROLL(8)
-    for (int q = 0; q < PARTS; q++) V_STORE(lanes[q], sum[r][q]);
-    for (int width = PARTS / 2; width; width /= 2)
-      for (int q = 0; q < width; q++)
-        for (int l = 0; l < LANES; l++) lanes[q][l] += lanes[q + width][l];
-    for (int width = LANES / 2; width; width /= 2)
-      for (int l = 0; l < width; l++) lanes[0][l] += lanes[0][l + width];
-    sums[r] = lanes[0][0];
-  }
-}
-
-static void few_dots_T(int rows, int64_t k, const uint16_t *a, const uint16_t *b, float *sums) {
-  switch (rows) {
-#if ROWS > 2
-    case 4: dots_of_T(4, k, a, b, sums); break;
-    case 3: dots_of_T(3, k, a, b, sums); break;
-#endif
-    case 2: dots_of_T(2, k, a, b, sums); break;
-    default: dots_of_T(1, k, a, b, sums); break;
-  }
-}
-
-/* Computes columns [begin, end) of C. The columns of all products are counted. */
-static void dots_T(void *context, int64_t begin, int64_t end) {
-  const mpg_half_product *g = context;
-  dots_fn few_dots = few_dots_T;
-#if defined(MPG_WITH_PAIRS) && defined(OF_PAIRS)
-  if (mpg_cpu_pairs() != MPG_NO_PAIRS) few_dots = few_dots_of_pairs;
-#endif
-  for (int64_t at = begin, count; at < end; at += count) {
-    const int64_t i = at / g->n, j = at % g->n;
-    const uint16_t *a = (const uint16_t *)g->a + i * g->m * g->k,
-                   *b = (const uint16_t *)g->b + at * g->k;
-    count = g->m > ROWS ? TOGETHER : 1; /* uses rows of A several times while they are in L1 */
-    if (count > end - at) count = end - at;
-    if (count > g->n - j) count = g->n - j;
-    for (int64_t row = 0; row < g->m; row += ROWS) {
-      float sums[ROWS];
-      int rows = g->m - row < ROWS ? (int)(g->m - row) : ROWS;
-      for (int64_t q = 0; q < count; q++) {
-        few_dots(rows, g->k, a + row * g->k, b + q * g->k, sums);
-        for (int r = 0; r < rows; r++) finish_T(g, i * g->m + row + r, j + q, 1, &sums[r]);
+      for (int r = 0; r < rows; r++) {
+        sum[r] = V_FMA(V_SET(a[r * BLOCK + 2 * p]), low, sum[r]);
+        sum[r] = V_FMA(V_SET(a[r * BLOCK + 2 * p + 1]), high, sum[r]);
       }
     }
+    MPG_UNROLL(8)
+    for (int r = 0; r < rows; r++) V_STORE(sums[r] + l, sum[r]);
+  }
+}
+
+/* Does the same for any number of rows. `a` has `count` elements per row, `stride` apart. */
+static void add_block_T(int64_t m, const uint16_t *a, int64_t stride, int64_t count,
+                        const uint32_t *words, float (*sums)[WIDTH]) {
+  float wide[ROWS * BLOCK];
+  for (int64_t row = 0; row < m; row += ROWS) {
+    int rows = m - row < ROWS ? (int)(m - row) : ROWS;
+    for (int r = 0; r < rows; r++) {
+      uint16_t part[BLOCK] = {0};
+      const uint16_t *from = a + (row + r) * stride;
+      if (count < BLOCK) from = memcpy(part, from, (size_t)count * sizeof *part);
+      for (int i = 0; i < BLOCK; i += LANES) V_STORE(wide + r * BLOCK + i, LOAD(from + i));
+    }
+    if (rows == ROWS)
+      add_block_of_T(ROWS, wide, words, sums + row);
+    else
+      for (int r = 0; r < rows; r++) add_block_of_T(1, wide + r * BLOCK, words, sums + row + r);
+  }
+}
+
+/* Computes groups [begin, end) of WIDTH columns of C. The groups of all products are counted. */
+static void dots_T(void *context, int64_t begin, int64_t end) {
+  const mpg_half_product *g = context;
+  const int64_t groups = (g->n + WIDTH - 1) / WIDTH, k = g->k;
+  int64_t chain = k + BLOCK;
+  add_block_fn add_block = add_block_T;
+#if defined(MPG_WITH_PAIRS) && defined(OF_PAIRS)
+  if (in_pairs()) add_block = add_block_of_pairs, chain = chain_of_pairs(k);
+#endif
+  for (int64_t at = begin; at < end; at++) {
+    const int64_t i = at / groups, j = at % groups * WIDTH,
+                  valid = g->n - j < WIDTH ? g->n - j : WIDTH;
+    const uint16_t *a = (const uint16_t *)g->a + i * g->m * k,
+                   *b = (const uint16_t *)g->b + (i * g->n + j) * k;
+    float sums[MOST_ROWS][WIDTH] __attribute__((aligned(64))), totals[MOST_ROWS][WIDTH];
+    memset(sums, 0, (size_t)g->m * sizeof *sums);
+    memset(totals, 0, (size_t)g->m * sizeof *totals);
+    for (int64_t p = 0; p < k; p += BLOCK) {
+      uint32_t words[MPG_TURNED * WIDTH] __attribute__((aligned(64)));
+      int64_t count = k - p < BLOCK ? k - p : BLOCK;
+      prefetch((const char *)(b + WIDTH * (k + p))); /* the next group, in the order of memory */
+#if defined(MPG_WITH_PAIRS) && defined(OF_PAIRS)
+      if (add_block == add_block_of_pairs && g->m <= ROWS && valid == WIDTH && count == BLOCK) {
+        add_few_pairs(g->m, a + p, k, b + p, k, sums);
+        if ((p + BLOCK) % chain == 0 || p + BLOCK >= k) end_chain(g->m * WIDTH, sums[0], totals[0]);
+        continue;
+      }
+#endif
+      turn(b + p, k, valid, count, words);
+      add_block(g->m, a + p, k, count, words, sums);
+      if ((p + BLOCK) % chain == 0 || p + BLOCK >= k) end_chain(g->m * WIDTH, sums[0], totals[0]);
+    }
+    for (int64_t r = 0; r < g->m; r++) finish_T(g, i * g->m + r, j, valid, totals[r]);
   }
 }
 
@@ -164,7 +162,12 @@ static void add_T(int rows, int steps, const mpg_half_product *g, const uint16_t
 static void columns_T(void *context, int64_t begin, int64_t end) {
   const mpg_half_product *g = context;
   const int64_t blocks = (g->n + COLUMNS - 1) / COLUMNS, together = SUMS / COLUMNS / g->m;
-  float sums[SUMS] __attribute__((aligned(64)));
+  float sums[SUMS] __attribute__((aligned(64))), totals[SUMS];
+  int64_t chain = g->k + STEPS;
+  add_fn add = add_T;
+#if defined(MPG_WITH_PAIRS) && defined(OF_PAIRS)
+  if (in_pairs()) add = add_of_pairs, chain = chain_of_pairs(g->k);
+#endif
   for (int64_t at = begin, count; at < end; at += count) {
     const int64_t i = at / blocks, block = at % blocks, j = block * COLUMNS;
     count = blocks - block < end - at ? blocks - block : end - at;
@@ -173,16 +176,20 @@ static void columns_T(void *context, int64_t begin, int64_t end) {
     const uint16_t *a = (const uint16_t *)g->a + i * g->m * g->k,
                    *b = (const uint16_t *)g->b + i * g->k * g->n + j;
     memset(sums, 0, (size_t)(g->m * stride) * sizeof *sums);
-    for (int64_t p = 0; p < g->k; p += STEPS)
+    memset(totals, 0, (size_t)(g->m * stride) * sizeof *totals);
+    for (int64_t p = 0; p < g->k; p += STEPS) {
       for (int64_t r = 0; r < g->m; r += ROWS)
-        add_T(g->m - r < ROWS ? (int)(g->m - r) : ROWS, g->k - p < STEPS ? (int)(g->k - p) : STEPS,
-              g, a + r * g->k + p, b + p * g->n, width, stride, sums + r * stride);
-    for (int64_t r = 0; r < g->m; r++) finish_T(g, i * g->m + r, j, width, sums + r * stride);
+        add(g->m - r < ROWS ? (int)(g->m - r) : ROWS, g->k - p < STEPS ? (int)(g->k - p) : STEPS, g,
+            a + r * g->k + p, b + p * g->n, width, stride, sums + r * stride);
+      if ((p + STEPS) % chain == 0 || p + STEPS >= g->k) end_chain(g->m * stride, sums, totals);
+    }
+    for (int64_t r = 0; r < g->m; r++) finish_T(g, i * g->m + r, j, width, totals + r * stride);
   }
 }
 
 #undef NAME
 #undef LOAD
+#undef SPLIT
 #undef WIDEN
 #undef ROUND
 #undef OF_PAIRS
