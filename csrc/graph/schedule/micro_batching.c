@@ -167,6 +167,12 @@ static mpg_status check_output(walk *w, size_t i) {
                     "the divided inputs, so it has no rows to concatenate. Return it from outside "
                     "of the block; Pipeline(check=False) concatenates the results of every %s",
                     i, shape, part, part);
+  if (batch->kind == MPG_BATCH_LOCAL)
+    return mpg_fail(MPG_ERROR,
+                    "result %zu of the pipelined block, of shape %s for one %s, has rows that are "
+                    "sorted by expert, so the results cannot be concatenated. Return the result "
+                    "of contrib.combine; Pipeline(check=False) concatenates anyway",
+                    i, shape, part);
   if (batch->axis || batch->outer != 1)
     return mpg_fail(
         MPG_ERROR,

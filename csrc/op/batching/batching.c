@@ -135,9 +135,30 @@ static mpg_status with_repeated(mpg_batching *b, bool divided) {
   return status;
 }
 
+/* Rule for ops with a LOCAL input. Elementwise ops and dense layers process each row on its own, in
+ * any order. Other ops need a rule for rows that are sorted by expert. */
+static mpg_status with_local(mpg_batching *b, int input) {
+  mpg_batching_fn rule = b->op->batching;
+  if (rule == mpg_batching_dispatch || rule == mpg_batching_grouped_dot ||
+      rule == mpg_batching_combine)
+    return rule(b);
+  bool by_rows = rule == mpg_batching_pointwise || rule == mpg_batching_fully_connected ||
+                 rule == mpg_batching_amp_multicast || rule == mpg_batching_rms_norm;
+  for (int i = 0; i < b->num_inputs; i++) by_rows &= b->in[i].kind != MPG_BATCH_DIVIDED;
+  if (!by_rows)
+    return mpg_batching_fail(b, input,
+                             "its rows are those of one %s, sorted by expert; use contrib.combine "
+                             "first",
+                             b->along_time ? "piece" : "micro-batch");
+  for (int k = 0; k < b->num_outputs; k++) b->out[k] = b->in[input];
+  return MPG_OK;
+}
+
 mpg_status mpg_op_batching(mpg_batching *b) {
   int divided = -1, free = -1, same = -1, repeated = -1;
   set_same(b);
+  for (int i = 0; i < b->num_inputs; i++)
+    if (b->in[i].kind == MPG_BATCH_LOCAL) return with_local(b, i);
   for (int i = b->num_inputs; i-- > 0;) {
     if (b->in[i].kind == MPG_BATCH_DIVIDED)
       divided = i;

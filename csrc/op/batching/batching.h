@@ -29,6 +29,9 @@ typedef enum mpg_batch_kind {
   /* Along time: computed from one chunk only; may only be used to compute a STATE. */
   MPG_BATCH_PART,
   MPG_BATCH_REPEATED, /* one value repeated for each row along `axis`: usable as DIVIDED or SAME */
+  /* Rows of the micro-batch in an order that depends on the other rows of the micro-batch, or the
+   * description of this order (contrib.route). */
+  MPG_BATCH_LOCAL,
 } mpg_batch_kind;
 
 typedef struct mpg_batch {

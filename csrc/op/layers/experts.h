@@ -1,0 +1,19 @@
+/* Declarations that the kernels of mixtures of experts share. Plain functions of parameters, which
+ * any thread may call. */
+#ifndef MPG_OP_LAYERS_EXPERTS_H
+#define MPG_OP_LAYERS_EXPERTS_H
+
+#include <math.h>
+
+#include "op/params.h"
+
+enum { MPG_ROUTER_SOFTMAX, MPG_ROUTER_SIGMOID }; /* the parameter `router` of route */
+
+/* Returns the maximum number of rows of an expert. */
+static inline int64_t mpg_route_limit(const mpg_route_params *p, int64_t tokens, int64_t experts) {
+  int64_t rows = tokens * p->k;
+  double limit = ceil(p->capacity * (double)rows / (double)experts);
+  return p->capacity == 0 || limit > (double)rows ? rows : (int64_t)limit;
+}
+
+#endif
