@@ -198,6 +198,7 @@ LAYERS = {
     ),
     "lstm": lambda: rnn.LSTM(2, input_size=2),
     "gru": lambda: rnn.GRU(2, input_size=2),
+    "experts": lambda: nn.MoE(WIDTH, 5, experts=3, k=2, shared=1, in_units=WIDTH),
 }
 PLANES = ("convolution", "deconvolution", "batch_norm", "group_norm", "instance_norm")
 

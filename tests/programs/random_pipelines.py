@@ -43,7 +43,7 @@ UNARY = (
     "move",
 )
 HOSTED = ("function", "two results")
-LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm")
+LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm", "experts")
 BINARY = ("add", "multiply", "concat", "where")
 
 
@@ -82,6 +82,8 @@ class Network(random_blocks.Network):
     def make(kind):
         if kind == "prelu":
             return nn.PReLU()
+        if kind == "experts":
+            return nn.MoE(WIDTH, 3, experts=3, k=2, in_units=WIDTH)
         if kind == "norm":
             return nn.LayerNorm(in_channels=WIDTH)
         if kind == "batch_norm":

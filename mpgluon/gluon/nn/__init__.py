@@ -14,6 +14,8 @@ from .basic_layers import *
 from .basic_layers import __all__ as _basic
 from .conv_layers import *
 from .conv_layers import __all__ as _conv
+from .experts import *
+from .experts import __all__ as _experts
 from .quantized_layers import *
 from .quantized_layers import __all__ as _quantized
 from .transformer_layers import *
@@ -28,6 +30,7 @@ __all__ = [
     *_basic,
     *_conv,
     *_quantized,
+    *_experts,
     *_transformer,
 ]
 

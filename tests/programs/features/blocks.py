@@ -480,6 +480,20 @@ class Classes(Typed):
         return F.broadcast_mul(h, F.cast(F.expand_dims(loss, axis=-1), self.dtype))
 
 
+class Experts(HybridBlock):
+    """Three experts, two of them per token. Each row has three tokens."""
+
+    def __init__(self):
+        super().__init__(prefix="experts_")
+        with self.name_scope():
+            self.moe = nn.MoE(
+                2, 3, experts=3, k=2, shared=1, z_loss=0.1, in_units=2, weight_initializer="normal"
+            )
+
+    def hybrid_forward(self, F, h):
+        return h + F.reshape_like(self.moe(F.reshape(h, shape=(-1, 3, 2))), h)
+
+
 LAYERS = {
     "Dense": lambda: nn.Dense(WIDTH, in_units=WIDTH, flatten=False, activation="tanh"),
     "LayerNorm": lambda: nn.LayerNorm(in_channels=WIDTH),
@@ -497,6 +511,7 @@ LAYERS = {
     "MultiHeadAttention": SharedHeads,
     "limited heads": LimitedHeads,
     "classes": Classes,
+    "MoE": Experts,
     "nested": nested,
     "QuantizedDense": packed,
 }
