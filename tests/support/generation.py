@@ -27,7 +27,7 @@ NETWORKS = {
         sandwich=True,
         qk_norm=True,
     ),
-    "mixtral": dict(rotary={}, experts=4, experts_per_token=2),
+    "mixtral": dict(rotary={}, experts=dict(hidden=48, experts=4, k=2)),
 }
 PROMPTS = [[1, 5, 3, 9, 11, 2, 7, 8, 1, 4, 3, 2, 6, 6], [7, 2, 5]]
 DRAWN = dict(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)

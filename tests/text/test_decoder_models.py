@@ -100,6 +100,18 @@ DECODERS = {
         },
     ),
     "mixtral": ("Mixtral", "ForCausalLM", {"num_local_experts": 4, "sliding_window": 9}),
+    "qwen 3 moe": (
+        "Qwen3Moe",
+        "ForCausalLM",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "head_dim": 12,
+        },
+    ),
+    "olmo": ("Olmo", "ForCausalLM", {"tie_word_embeddings": True, "eos_token_id": 2}),
     "gpt 2": (
         "GPT2",
         "GPT2LMHeadModel",
@@ -326,6 +338,20 @@ FORMS = {
         "Gemma",
         "ForCausalLM",
         {"head_dim": 24, "num_key_value_heads": 1},
+    ),
+    "normalized weights of experts in every other layer": (
+        "Qwen3Moe",
+        "ForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
     ),
     "tied experts": ("Mixtral", "ForCausalLM", {"tie_word_embeddings": True, "head_dim": 6}),
 }

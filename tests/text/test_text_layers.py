@@ -10,7 +10,6 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
-from mpgluon.gluon.model_zoo.text import _layers
 from ranks import launching
 from support.processes import finished
 
@@ -129,32 +128,6 @@ def test_rotary_angles_of_long_texts_are_exact():
     close(got, np.stack([np.cos(np.arange(40000.0)), np.sin(np.arange(40000.0))], 1), 1e-7)
 
 
-# --- Feed-forward networks ------------------------------------------------------------------------
-
-
-def test_mixture_of_experts_adds_the_chosen_experts():
-    x = normal(2, 5, 8)
-    net = _layers.MoE(8, 6, experts=4, k=2, weight_initializer=mx.init.Normal(0.5))
-    net.initialize()
-    router, gate, up, down = (
-        p.data().asnumpy().astype("float64")
-        for p in (net.router.weight, net.gate_weight, net.up_weight, net.down_weight)
-    )
-    want = np.zeros(x.shape)
-    for b, t in np.ndindex(2, 5):
-        row = x[b, t].astype("float64")
-        scores = np.exp(router @ row)
-        scores /= scores.sum()
-        best = np.argsort(-scores)[:2]
-        for expert in best:
-            hidden = gate[expert] @ row
-            hidden = hidden / (1 + np.exp(-hidden)) * (up[expert] @ row)
-            want[b, t] += scores[expert] / scores[best].sum() * (down[expert] @ hidden)
-    close(net(nd.array(x)), want)
-    net.hybridize()
-    close(net(nd.array(x)), want)
-
-
 # --- Networks -------------------------------------------------------------------------------------
 
 SIZES = {"vocab": 32, "units": 16, "layers": 4, "heads": 4, "hidden": 24}
@@ -173,8 +146,8 @@ NETS = {
     },
     "experts": {
         "rotary": {"scaling": "linear", "factor": 2.0},
-        "experts": 4,
-        "experts_per_token": 2,
+        "experts": {"hidden": 12, "experts": 6, "k": 2, "renormalize": False, "shared": 1},
+        "expert_layers": [True, True, False, True],
     },
     "positions": {
         "positions": 12,

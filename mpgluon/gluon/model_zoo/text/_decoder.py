@@ -14,11 +14,12 @@ from ...nn import (
     GatedMLP,
     HybridSequential,
     LayerNorm,
+    MoE,
     MultiHeadAttention,
     RMSNorm,
 )
 from ...nn.attention import positions_after
-from ._layers import MLP, MoE, count_along, like, per_layer, rounded
+from ._layers import MLP, PlainNorm, count_along, like, per_layer, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,8 @@ class Decoder(HybridBlock):
     """A language model: maps tokens (batch, time) to scores (batch, time, vocab) of the next token.
 
     The children are `embed`, `layers`, `norm` and `head`, and `positions` if positions have an
-    embedding. `from_config` creates the networks of GPT-2, Llama, Mistral, Qwen, Gemma, Phi-3 and
-    Mixtral.
+    embedding. `from_config` creates the networks of GPT-2, Llama, Mistral, Qwen, Gemma, Phi-3,
+    Mixtral, Qwen3-MoE and OLMo.
 
     Parameters
     ----------
@@ -111,8 +112,8 @@ class Decoder(HybridBlock):
     kv_heads, head_dim : int, optional
         Number of heads of keys and values (by default `heads`), and size of a head (by default
         ``units // heads``).
-    norm : {'rms', 'layer'}, default 'rms'
-        Kind of the norms.
+    norm : {'rms', 'layer', 'plain'}, default 'rms'
+        Kind of the norms; 'plain' is LayerNorm without parameters.
     epsilon, norm_offset : float
         Options of the norms: a number that is added to the variance, and to `gamma`.
     activation : {'silu', 'gelu', 'gelu_tanh', 'gelu_quick', 'relu'}, default 'silu'
@@ -141,8 +142,11 @@ class Decoder(HybridBlock):
         Factor of the embedding.
     sandwich : bool, default False
         Whether the results of attention and feed-forward networks are normalized.
-    experts, experts_per_token : int, default 0
-        Number of experts of the feed-forward networks; 0 for ordinary networks.
+    experts : dict, optional
+        Options of `nn.MoE`, which replaces the feed-forward networks: `hidden`, `experts`, `k` and
+        others.
+    expert_layers : bool or list of bool, default True
+        Which layers have experts; the other ones have ordinary feed-forward networks.
     embed_dropout, attention_dropout, dropout : float, default 0
         Rates for the embedding, for attention weights, and for the results that are added.
     deviation : float, default 0.02
@@ -183,8 +187,8 @@ class Decoder(HybridBlock):
         head_softcap: float = 0.0,
         embed_scale: float = 1.0,
         sandwich: bool = False,
-        experts: int = 0,
-        experts_per_token: int = 0,
+        experts: Mapping[str, Any] | None = None,
+        expert_layers: bool | Sequence[bool] = True,
         embed_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
@@ -196,13 +200,10 @@ class Decoder(HybridBlock):
         self.max_length = positions
         init = initializer.Normal(deviation)
         new_norm = norm_of(norm, epsilon, norm_offset)
-        if experts:
-            mlp = partial(MoE, units, hidden, experts, experts_per_token, activation)
-        else:
-            mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
-            if gated:
-                mlp = partial(mlp, in_units=units)
-        mlp = partial(mlp, weight_initializer=init)
+        mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
+        if gated:
+            mlp = partial(mlp, in_units=units)
+        mixture = None if experts is None else partial(MoE, units, in_units=units, **experts)
         with self.name_scope():
             self.embed: Embedding = Embedding(
                 vocab, units, weight_initializer=init, prefix="embed_"
@@ -215,11 +216,12 @@ class Decoder(HybridBlock):
             self.embed_dropout: Dropout | None = Dropout(embed_dropout) if embed_dropout else None
             self.layers: HybridSequential = HybridSequential(prefix="layers_")
             with self.layers.name_scope():
-                for i, (turn, rows, factor) in enumerate(
+                for i, (turn, rows, factor, mixed) in enumerate(
                     zip(
                         per_layer(rotary, layers),
                         per_layer(window, layers),
                         per_layer(scale, layers),
+                        per_layer(expert_layers, layers),
                     )
                 ):
                     attention = partial(
@@ -240,7 +242,16 @@ class Decoder(HybridBlock):
                     )
                     self.layers.add(
                         DecoderLayer(
-                            units, new_norm, attention, mlp, sandwich, dropout, prefix=f"{i}_"
+                            units,
+                            new_norm,
+                            attention,
+                            partial(
+                                mixture if mixed and mixture is not None else mlp,
+                                weight_initializer=init,
+                            ),
+                            sandwich,
+                            dropout,
+                            prefix=f"{i}_",
                         )
                     )
             self.norm: HybridBlock = new_norm(units, prefix="norm_")
@@ -342,8 +353,10 @@ def norm_of(kind: str, epsilon: float, offset: float = 0.0) -> Callable[..., Hyb
     """Returns a function that creates a norm of a size."""
     if kind == "layer":
         return lambda size, prefix: LayerNorm(epsilon=epsilon, in_channels=size, prefix=prefix)
+    if kind == "plain":
+        return lambda size, prefix: PlainNorm(epsilon, prefix=prefix)
     if kind == "rms":
         return lambda size, prefix: RMSNorm(
             epsilon=epsilon, offset=offset, in_channels=size, prefix=prefix
         )
-    raise ValueError(f"norm must be 'rms' or 'layer', not {kind!r}")
+    raise ValueError(f"norm must be 'rms', 'layer' or 'plain', not {kind!r}")

@@ -9,7 +9,7 @@ from ._config import MOST_LAYERS, Config, rotary_options
 from ._decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Options = dict[str, Any]
 
@@ -107,9 +107,9 @@ def _qwen2(config: Config) -> Options:
     return {**_qwen(config), "attention_bias": bias}
 
 
-def _qwen3(config: Config) -> Options:
+def _qwen3(config: Config, head_dim: int = 128) -> Options:
     return {
-        **_qwen(config, 128),
+        **_qwen(config, head_dim),
         "attention_bias": config.flag("attention_bias", False),
         "qk_norm": True,
     }
@@ -208,14 +208,47 @@ def _phi3(config: Config) -> Options:
 
 def _mixtral(config: Config) -> Options:
     config.expect("router_jitter_noise", 0.0, 0)
+    options = _with_heads(config, _base(config))
     return {
-        **_with_heads(config, _base(config)),
+        **options,
         "epsilon": config.number("rms_norm_eps", 1e-5),
-        "activation": config.activation("hidden_act", "silu"),
         "window": _window(config),
-        "experts": config.size("num_local_experts", 8),
-        "experts_per_token": config.size("num_experts_per_tok", 2),
+        "experts": {
+            "hidden": options["hidden"],
+            "experts": config.size("num_local_experts", 8),
+            "k": config.size("num_experts_per_tok", 2),
+            "activation": config.activation("hidden_act", "silu"),
+        },
     }
+
+
+def _qwen3_moe(config: Config) -> Options:
+    heads = config.size("num_attention_heads")
+    default = config.size("hidden_size") // heads
+    options = _qwen3(config, default)
+    if config.flag("use_sliding_window", False):
+        options["window"] = config.size("sliding_window", 4096)
+    step, dense = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise config.error("mlp_only_layers", "must be a list of integers")
+    # The number of experts has two names, of which the second one is that of older files.
+    default = config.size("num_experts", 128)
+    return {
+        **options,
+        "experts": {
+            "hidden": config.size("moe_intermediate_size", 768),
+            "experts": config.size("num_local_experts", default),
+            "k": config.size("num_experts_per_tok", 8),
+            "activation": options["activation"],
+            "renormalize": config.flag("norm_topk_prob", False),
+        },
+        "expert_layers": [i not in dense and (i + 1) % step == 0 for i in range(options["layers"])],
+    }
+
+
+def _olmo(config: Config) -> Options:
+    config.expect("clip_qkv", None)
+    return {**_llama(config), "norm": "plain", "epsilon": 1e-5}
 
 
 def _gpt2(config: Config) -> Options:
@@ -311,14 +344,24 @@ def _phi3_names(options: Options) -> list[Entry]:
 
 
 def _mixtral_names(options: Options) -> list[Entry]:
-    moe = _LAYER + r"block_sparse_moe\."
+    return _expert_names(options, r"block_sparse_moe\.", {"gate": "w1", "up": "w3", "down": "w2"})
+
+
+def _qwen3_moe_names(options: Options) -> list[Entry]:
+    parts = ("gate", "up", "down")
+    return _expert_names(options, r"mlp\.", {part: f"{part}_proj" for part in parts})
+
+
+def _expert_names(options: Options, block: str, files: Mapping[str, str]) -> list[Entry]:
+    """Returns the map of a network of which each expert has its own weights in files."""
+    block = _LAYER + block
     return [
         *_llama_names(options)[:2],
         *(
-            Stack(moe + rf"experts\.{{}}\.{file}\.weight", f"layers.\\1.mlp.{name}_weight")
-            for file, name in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+            Stack(block + rf"experts\.{{}}\.{file}\.weight", f"layers.\\1.mlp.{name}_weight")
+            for name, file in files.items()
         ),
-        Rename(moe + r"gate\.weight", r"layers.\1.mlp.router.weight"),
+        Rename(block + r"gate\.weight", r"layers.\1.mlp.router.weight"),
         *_llama_names(options)[2:],
     ]
 
@@ -367,6 +410,8 @@ _MODELS: dict[str, tuple[Callable[[Config], Options], Callable[[Options], list[E
     "gemma3_text": (_gemma3, _gemma_names),
     "phi3": (_phi3, _phi3_names),
     "mixtral": (_mixtral, _mixtral_names),
+    "qwen3_moe": (_qwen3_moe, _qwen3_moe_names),
+    "olmo": (_olmo, _llama_names),
     "gpt2": (_gpt2, _gpt2_names),
 }
 

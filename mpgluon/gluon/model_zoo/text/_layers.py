@@ -97,81 +97,18 @@ class MLP(HybridBlock):
         return self.down(hidden if self.dropout is None else self.dropout(hidden))
 
 
-class MoE(HybridBlock):
-    """A mixture of gated feed-forward networks: a router chooses `k` experts for each token.
+class PlainNorm(HybridBlock):
+    """LayerNorm without parameters, over the last axis, in float32 at least."""
 
-    This is the dense form. Every expert computes every token, and the results of the experts that
-    were not chosen have weight 0.
-
-    Parameters
-    ----------
-    units, hidden : int
-        Size of input and result, and of an expert's hidden values.
-    experts, k : int
-        Number of experts, and of experts for a token.
-    act : str, default 'silu'
-        A key of `ACTIVATIONS`.
-    renormalize : bool, default True
-        Whether the weights of the chosen experts are divided by their sum.
-    """
-
-    def __init__(
-        self,
-        units: int,
-        hidden: int,
-        experts: int,
-        k: int,
-        act: str = "silu",
-        renormalize: bool = True,
-        weight_initializer: Init | None = None,
-        **kwargs: Never,
-    ) -> None:
+    def __init__(self, epsilon: float = 1e-5, **kwargs: Never) -> None:
         super().__init__(**kwargs)
-        self._k, self._renormalize, self._activation = k, renormalize, ACTIVATIONS[act]
-        with self.name_scope():
-            self.router = Dense(
-                experts,
-                in_units=units,
-                flatten=False,
-                use_bias=False,
-                weight_initializer=weight_initializer,
-                prefix="router_",
-            )
+        self._epsilon = epsilon
 
-            def get(name, *shape):
-                return self.params.get(name, shape=shape, init=weight_initializer)
-
-            self.gate_weight = get("gate_weight", experts, hidden, units)
-            self.up_weight = get("up_weight", experts, hidden, units)
-            self.down_weight = get("down_weight", experts, units, hidden)
-
-    def hybrid_forward(
-        self, F: Any, x: Array, gate_weight: Array, up_weight: Array, down_weight: Array
-    ) -> Array:
-        experts, hidden, _ = gate_weight.shape
-        scores = F.softmax(wide(F, self.router(x)), axis=-1)
-        chosen = scores * F.topk(scores, k=self._k, axis=-1, ret_typ="mask")
-        if self._renormalize:
-            chosen = F.broadcast_div(chosen, F.sum(chosen, axis=-1, keepdims=True))
-        gate, up = (
-            F.FullyConnected(
-                x,
-                F.reshape(weight, (-3, 0)),
-                no_bias=True,
-                num_hidden=experts * hidden,
-                flatten=False,
-            )
-            for weight in (gate_weight, up_weight)
-        )
-        values = F.reshape(self._activation(F, gate) * up, (0, 0, experts, hidden))
-        values = F.broadcast_mul(values, F.expand_dims(like(F, chosen, x), axis=-1))
-        return F.FullyConnected(
-            F.reshape(values, (0, 0, -3)),
-            F.reshape(F.transpose(down_weight, (1, 0, 2)), (0, -3)),
-            no_bias=True,
-            num_hidden=down_weight.shape[1],
-            flatten=False,
-        )
+    def hybrid_forward(self, F: Any, x: Array) -> Array:
+        y = wide(F, x)
+        y = F.broadcast_sub(y, F.mean(y, axis=-1, keepdims=True))
+        variance = F.mean(F.square(y), axis=-1, keepdims=True)
+        return like(F, F.broadcast_mul(y, F.rsqrt(variance + self._epsilon)), x)
 
 
 def rounded(value: float, dtype: DType) -> float:
