@@ -346,8 +346,8 @@ int mpg_op_num_input_names(const mpg_op *op); /* counts a variadic name in `inpu
 bool mpg_op_variadic(const mpg_op *op);
 /* Returns the name of an input, such as "arg3" for a variadic op. */
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size);
-/* True for a host step: user code that the thread that submits a pipeline runs (op/user/host_step.c).
- * Its kernel does nothing. */
+/* True for a host step: user code that the thread that submits a pipeline runs
+ * (op/user/host_step.c). Its kernel does nothing. */
 static inline bool mpg_op_runs_on_host(const mpg_op *op) { return op->id == MPG_OP__host_step; }
 /* True if the op starts a gradient: its input gradients can be nonzero even if the output gradient
  * is zero. This holds for losses, for user code, and for ops that add a gradient of their own. */

@@ -29,16 +29,15 @@ static mpg_status run_step(mpg_pipeline_run *run, const mpg_micro_batch_item *it
   for (uint32_t i = 0; i < count; i++)
     operands[i] = operand_of(micro_batch, set, program, instruction->operands + i);
   mpg_host_yield();
-  mpg_status status =
-      run->host_code->run(run->host_state, &(mpg_host_call){.micro_batch = item->micro_batch,
-                                                            .number = (uint32_t)params->number,
-                                                            .backward = params->backward,
-                                                            .retain = run->retain,
-                                                            .num_inputs = instruction->num_inputs,
-                                                            .num_outputs = instruction->num_outputs,
-                                                            .inputs = operands,
-                                                            .outputs =
-                                                                operands + instruction->num_inputs});
+  mpg_status status = run->host_code->run(
+      run->host_state, &(mpg_host_call){.micro_batch = item->micro_batch,
+                                        .number = (uint32_t)params->number,
+                                        .backward = params->backward,
+                                        .retain = run->retain,
+                                        .num_inputs = instruction->num_inputs,
+                                        .num_outputs = instruction->num_outputs,
+                                        .inputs = operands,
+                                        .outputs = operands + instruction->num_inputs});
   for (uint32_t i = 0; i < count; i++) mpg_tensor_release(&operands[i]);
   mpg_free(operands);
   return status;

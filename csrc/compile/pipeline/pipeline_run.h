@@ -75,8 +75,8 @@ typedef struct mpg_pipeline_run {
   bool recording; /* true if memory is kept for a later backward */
   bool retain;
   bool finished;
-  const mpg_host_code *host_code; /* NULL if the function has no host steps */
-  void *host_state;               /* owned until the run is finished */
+  const mpg_host_code *host_code;                   /* NULL if the function has no host steps */
+  void *host_state;                                 /* owned until the run is finished */
   const struct mpg_pipeline_run_schedule *schedule; /* recorded runs only */
   void *driver;                                     /* state of the schedule; owned */
   uint32_t scope, origin;
@@ -89,7 +89,7 @@ typedef struct mpg_pipeline_run_request {
   const mpg_rows *rows;
   const uint8_t *input_kinds, *output_kinds;
   const uint32_t *carried_from;
-  mpg_array *const *inputs; /* arrays of the whole batch */
+  mpg_array *const *inputs;       /* arrays of the whole batch */
   const mpg_host_code *host_code; /* NULL if there are no host steps */
   void *host_state;               /* the run takes ownership, even on failure */
 } mpg_pipeline_run_request;

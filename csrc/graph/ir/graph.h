@@ -239,10 +239,10 @@ static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_n
 
 /* stages.c: reorders the nodes by stage and cuts them into segments that can be queued separately
  * (pipelines). A stage is the part of a network that one device runs between two changes of device.
- * Host steps, which the submitting thread runs, are separate segments and divide a stage into parts.
- * With `defer`, nodes that neither another device nor a value in `urgent` depends on come last on
- * each device, in separate segments. Results stay bit-identical: a node moves neither before a node
- * that it depends on, nor past a node that shares a state with it. */
+ * Host steps, which the submitting thread runs, are separate segments and divide a stage into
+ * parts. With `defer`, nodes that neither another device nor a value in `urgent` depends on come
+ * last on each device, in separate segments. Results stay bit-identical: a node moves neither
+ * before a node that it depends on, nor past a node that shares a state with it. */
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
                             size_t num_urgent, bool defer);
 

@@ -45,8 +45,8 @@ static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruc
   return MPG_OK;
 }
 
-/* Begins a new segment of the slot's program, unless the current one has the depth, part and deferral
- * of `kind`. NULL means the program's only segment. */
+/* Begins a new segment of the slot's program, unless the current one has the depth, part and
+ * deferral of `kind`. NULL means the program's only segment. */
 static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *kind) {
   static const mpg_segment whole;
   if (!kind) kind = &whole;

@@ -97,10 +97,10 @@ static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_dev
   for (size_t k = 0; k < s->order->count; k++) s->depth[k] = next[device_of[k] * row + s->depth[k]];
 }
 
-/* Divides each stage into parts, because a host step runs after the nodes before it have been queued.
- * Host steps are in odd parts, and other nodes in even ones. A node is in the first part that keeps
- * its order after its inputs and after the earlier users of a state. Host steps keep their order.
- * `latest` is zeroed, per device and depth: the part of the latest host step. */
+/* Divides each stage into parts, because a host step runs after the nodes before it have been
+ * queued. Host steps are in odd parts, and other nodes in even ones. A node is in the first part
+ * that keeps its order after its inputs and after the earlier users of a state. Host steps keep
+ * their order. `latest` is zeroed, per device and depth: the part of the latest host step. */
 static void find_parts(staging *s, const uint32_t *device_of, uint32_t *latest) {
   const mpg_graph *graph = s->graph;
   size_t row = (size_t)s->max_depth + 1;
@@ -149,7 +149,8 @@ static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id
   for (size_t k = 0; k < count; k++) {
     uint32_t segment = number[CELL(k)];
     size_t at = begin[CELL(k)]++;
-    result->segments[segment] = (mpg_segment){devices[device_of[k]], s->depth[k], s->part[k], s->late[k]};
+    result->segments[segment] =
+        (mpg_segment){devices[device_of[k]], s->depth[k], s->part[k], s->late[k]};
     result->segment_of[at] = segment;
     result->nodes[at] = s->order->nodes[k];
   }

@@ -26,8 +26,8 @@ mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *forma
                   "%s%s%s mixes data across the %s: %s, but the pipeline divides axis %d of its %s "
                   "%s. Do this outside of the pipelined block, on the whole result, or use one "
                   "micro-batch; with Pipeline(check=False) it runs on every %s separately",
-                  own, *path ? " in block " : "", path, b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
-                  mpg_op_input_name(b->op, input, name, sizeof name),
+                  own, *path ? " in block " : "", path, b->along_time ? "sequence" : "batch",
+                  reason, b->in[input].axis, mpg_op_input_name(b->op, input, name, sizeof name),
                   mpg_shape_text(&b->inputs[input].shape, shape, sizeof shape),
                   b->along_time ? "piece" : "micro-batch");
 }

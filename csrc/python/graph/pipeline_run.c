@@ -712,11 +712,13 @@ static PyType_Slot pipeline_run_slots[] = {
     {Py_tp_methods, pipeline_run_methods},
     {Py_tp_getset, pipeline_run_properties},
     {Py_tp_doc,
-     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs, host=None)\n--\n\nOne "
+     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs, "
+     "host=None)\n--\n\nOne "
      "StagedCall for each micro-batch of a batch. Kinds: MICRO_BATCH_SHARED by all micro-batches, "
      "MICRO_BATCH_SPLIT along the first axis, MICRO_BATCH_CARRIED from result\ncarried_from[i] of "
      "the previous micro-batch. rows: (axis, begin, count, total) of each micro-batch, for random "
-     "draws.\nhost(micro_batch, number, backward, retain, inputs, outputs) runs a host step: it reads "
+     "draws.\nhost(micro_batch, number, backward, retain, inputs, outputs) runs a host step: it "
+     "reads "
      "the inputs and\nwrites the outputs, whose memory is valid only during the call."},
     {0, NULL}};
 static PyType_Spec pipeline_run_spec = {"mpgluon._core.PipelineRun", sizeof(pipeline_run), 0,

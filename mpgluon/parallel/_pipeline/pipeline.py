@@ -309,7 +309,7 @@ class Entry:
             _core.Scope((vars(graph_breaks.thread), "tracer", tracer)),
             running_statistics.Statistics()
             if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1
-            else _NONE as statistics
+            else _NONE as statistics,
         ):
             with collectives.in_pipeline():
                 outputs = (
