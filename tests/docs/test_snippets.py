@@ -14,9 +14,9 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from support.devices import cpus_only
-from support.gguf_models import write_model
 from support.paths import ROOT
 from support.processes import compiled, finished
+from support.text.gguf_models import write_model
 
 SHELL = re.compile(
     r"(pip|python|make|git|nvcc|mxnet_suite\.py|MPGLUON_\w+=|PYTHONPATH=|tests/|\$ )"

@@ -8,7 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon.base import MXNetError
 from mpgluon.contrib.huggingface import GGUF
-from support.few_bits import gguf_bytes, gguf_tensor, gguf_text, gguf_value, gguf_values
+from support.text.few_bits import gguf_bytes, gguf_tensor, gguf_text, gguf_value, gguf_values
 
 METADATA = {"general.architecture": "llama", "llama.block_count": 2}
 

@@ -221,7 +221,7 @@ SOURCES = (".c", ".h", ".def", ".inc", ".cu", ".cpp", ".py")
 FOLDERS = ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "examples", "tools")
 # Files of MXNet, of users, and of program output
 ELSEWHERE = re.compile(
-    r"example/gluon/.*|mxnet_suite\.py|file\.py|own\.h|lib_api\.h|soft_clip\.c|mine\.c"
+    r"example/gluon/.*|llama\.cpp|mxnet_suite\.py|file\.py|own\.h|lib_api\.h|soft_clip\.c|mine\.c"
 )
 
 

@@ -9,7 +9,7 @@ import mpgluon as mx
 from mpgluon import nd
 from mpgluon.gluon.model_zoo import text
 from support.devices import on
-from support.generation import NETWORKS, PROMPTS, network
+from support.text.generation import NETWORKS, PROMPTS, network
 
 
 def log_probabilities(net, tokens):

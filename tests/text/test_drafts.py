@@ -7,7 +7,7 @@ import mpgluon as mx
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _lanes
 from support.devices import on
-from support.generation import DRAWN, NETWORKS, PROMPTS, network
+from support.text.generation import DRAWN, NETWORKS, PROMPTS, network
 
 MORE = [*PROMPTS, [3, 3, 3, 3], [5, 6, 7, 5, 6, 7, 5]]
 

@@ -14,7 +14,7 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text._steps import Step
 from support.devices import on
-from support.generation import DRAWN, NETWORKS, PROMPTS, network, without_cache
+from support.text.generation import DRAWN, NETWORKS, PROMPTS, network, without_cache
 
 
 @pytest.mark.parametrize("hybridize", [False, True])

@@ -13,7 +13,7 @@ from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _lanes
 from mpgluon.gluon.model_zoo.text._requests import Request, Stops
 from support.devices import on
-from support.generation import DRAWN, PROMPTS, network
+from support.text.generation import DRAWN, PROMPTS, network
 
 
 class Letters:

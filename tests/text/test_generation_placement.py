@@ -14,7 +14,7 @@ from mpgluon.gluon.model_zoo.text._cache import Cache
 from mpgluon.gluon.model_zoo.text._lanes import Lane
 from mpgluon.gluon.model_zoo.text._requests import Request, Stops
 from support.devices import on
-from support.generation import DRAWN, NETWORKS, PROMPTS, network
+from support.text.generation import DRAWN, NETWORKS, PROMPTS, network
 
 HALVES = {"embed": on(0), r"layers\.0": on(0), r"layers\.1": on(1), "norm|head": on(1)}
 MORE = [*PROMPTS, [3], [9, 8, 7, 6, 5], [11, 12]]

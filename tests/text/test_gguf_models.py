@@ -8,8 +8,8 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
-from support.few_bits import gguf_tensor, gguf_values
-from support.gguf_models import CONFIGS, config_for, values_of, write_model
+from support.text.few_bits import gguf_tensor, gguf_values
+from support.text.gguf_models import CONFIGS, config_for, values_of, write_model
 
 TOKENS = np.array([[3, 17, 5, 0, 41, 9, 30], [1, 2, 3, 4, 47, 6, 7]])
 PACKED = ["Q8_0", "Q4_0", "Q4_K", "Q6_K"]

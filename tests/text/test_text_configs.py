@@ -555,5 +555,5 @@ def test_inactive_unknown_keys_are_accepted():
 
 
 def test_from_pretrained_needs_a_local_folder():
-    with pytest.raises(MXNetError, match="is not a local folder; download the model first"):
+    with pytest.raises(MXNetError, match="is neither a local folder nor a GGUF file; download the model first"):
         text.from_pretrained("meta-llama/Llama-3.1-8B")

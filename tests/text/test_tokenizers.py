@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mpgluon.gluon.model_zoo import text
-from support.generation import network
+from support.text.generation import network
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}"

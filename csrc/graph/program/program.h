@@ -56,7 +56,7 @@ typedef struct mpg_instruction {
 
 static inline const char *mpg_instruction_name(const mpg_instruction *instruction) {
   if (instruction->op && mpg_op_runs_on_host(instruction->op))
-    return ((const mpg_host_step_params *)instruction->params)->name;
+    return ((const mpg_host_step_params *)instruction->params)->code;
   return instruction->fused ? instruction->fused->name
          : instruction->op  ? instruction->op->name
                             : "wait";

@@ -11,7 +11,7 @@
 
 #include "op/op.h"
 
-/* Values of the parameter `kind` (op/defs/collective.def), in order: all_reduce, reduce,
+/* Values of the parameter `kind` (op/defs/internal.def), in order: all_reduce, reduce,
  * broadcast, reduce_scatter, all_gather, exchange. */
 typedef enum mpg_collective_kind {
   MPG_SUM_TO_ALL,

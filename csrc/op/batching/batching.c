@@ -20,7 +20,7 @@ mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *forma
   vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
   const char *path = mpg_scope_text(b->scope),
-             *own = mpg_op_runs_on_host(b->op) ? ((const mpg_host_step_params *)b->params)->name
+             *own = mpg_op_runs_on_host(b->op) ? ((const mpg_host_step_params *)b->params)->code
                                                : b->op->name;
   return mpg_fail(MPG_ERROR,
                   "%s%s%s mixes data across the %s: %s, but the pipeline divides axis %d of its %s "
@@ -138,12 +138,14 @@ static mpg_status with_repeated(mpg_batching *b, bool divided) {
 /* Rule for ops with a LOCAL input. Elementwise ops and dense layers process each row on its own, in
  * any order. Other ops need a rule for rows that are sorted by expert. */
 static mpg_status with_local(mpg_batching *b, int input) {
+  mpg_op_id id = b->op->id;
   mpg_batching_fn rule = b->op->batching;
-  if (rule == mpg_batching_dispatch || rule == mpg_batching_grouped_dot ||
-      rule == mpg_batching_combine)
+  if (id == MPG_OP__contrib_dispatch || id == MPG_OP__contrib_grouped_dot ||
+      id == MPG_OP__contrib_combine)
     return rule(b);
-  bool by_rows = rule == mpg_batching_pointwise || rule == mpg_batching_fully_connected ||
-                 rule == mpg_batching_amp_multicast || rule == mpg_batching_rms_norm;
+  bool by_rows = rule == mpg_batching_pointwise || rule == mpg_batching_amp_multicast ||
+                 id == MPG_OP_FullyConnected || id == MPG_OP__packed_fully_connected ||
+                 id == MPG_OP__contrib_rms_norm || id == MPG_OP__contrib_quantized_dot;
   for (int i = 0; i < b->num_inputs; i++) by_rows &= b->in[i].kind != MPG_BATCH_DIVIDED;
   if (!by_rows)
     return mpg_batching_fail(b, input,

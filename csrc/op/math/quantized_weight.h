@@ -5,8 +5,8 @@
  *   int4  two elements a byte, the first in the low bits; element = (q - zero) * scale
  *   nf4   as int4; element = table[q] * scale (QLoRA's NormalFloat)
  *   q8_0, q4_0, q4_k, q6_k  blocks of 32 or 256 elements that contain their scales, as in GGUF
- * files Sources: Dettmers et al., "QLoRA", 2023; ggml-quants.c of ggml. The functions are stateless
- * and may be called from any thread. */
+ * files Sources: Dettmers et al., "QLoRA", 2023; the reference quantization of ggml. The functions
+ * are stateless and may be called from any thread. */
 #ifndef MPG_OP_MATH_QUANTIZED_WEIGHT_H
 #define MPG_OP_MATH_QUANTIZED_WEIGHT_H
 

@@ -54,10 +54,10 @@ mpg_status mpg_infer_host_step(mpg_infer *infer) {
 
 void mpg_gradient_host_step(mpg_gradient *g) {
   const mpg_host_step_params *params = g->params;
-  mpg_host_step_params back = {.name = params->name, .number = params->number, .backward = true};
+  mpg_host_step_params back = {.code = params->code, .number = params->number, .backward = true};
   mpg_text text = {0};
   if (params->backward) {
-    mpg_gradient_fail(g, "the gradient of %s is not differentiable", params->name);
+    mpg_gradient_fail(g, "the gradient of %s is not differentiable", params->code);
     return;
   }
   mpg_value *work = mpg_calloc((size_t)(g->num_outputs + g->num_inputs) + 1, sizeof *work);

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
-#include "kernels/cpu/products/narrow_halves.h"
+#include "kernels/cpu/products/narrow/narrow_halves.h"
 #include "kernels/cpu/products/paired_product.h"
 #include "kernels/cpu/products/panels.h"
 

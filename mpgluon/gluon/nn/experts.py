@@ -62,7 +62,7 @@ class MoE(Layer):
         of ``shared * hidden`` hidden values.
     capacity : float, optional
         An expert accepts at most ``capacity * tokens * k / experts`` tokens, rounded up. It skips
-        later tokens. By default, there is no limit.
+        later tokens. The default is unlimited.
     aux_loss : float, default 0
         Coefficient of ``experts * sum(f * p)``, which is smallest if all experts get equally many
         tokens: f is the number of rows of an expert divided by the number of tokens, p the mean

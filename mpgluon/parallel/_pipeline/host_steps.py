@@ -105,7 +105,7 @@ class HostSteps:
         call = _core.OpCall(
             "_host_step",
             {
-                "name": name,
+                "code": name,
                 "number": len(self.steps),
                 "outputs": "".join(f"{dtype}{shape}" for shape, dtype, _ in step.outputs),
             },

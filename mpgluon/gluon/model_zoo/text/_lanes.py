@@ -219,7 +219,7 @@ class DraftLane:
         return nd.stack(*found[: self.count], axis=1)
 
     def _looked_up(self):
-        """Returns the tokens that followed the last tokens earlier, or no tokens if there are none
+        """Returns the tokens that followed the last tokens earlier, or no tokens if they are new
         for any request."""
         found = [
             lookup(tokens, self.count) if request.open else []

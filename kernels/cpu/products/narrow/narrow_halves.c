@@ -1,5 +1,5 @@
 /* Products of a few float16 or bfloat16 rows. */
-#include "kernels/cpu/products/narrow_halves.h"
+#include "kernels/cpu/products/narrow/narrow_halves.h"
 
 #include <string.h>
 
@@ -286,14 +286,14 @@ PAIRS_TARGET static void add_of_pairs(int rows, int steps, const mpg_half_produc
 #define WIDEN mpg_bfloat16_to_float
 #define ROUND mpg_float_to_bfloat16
 #define OF_PAIRS
-#include "kernels/cpu/products/narrow_halves_impl.h"
+#include "kernels/cpu/products/narrow/narrow_halves_impl.h"
 
 #define NAME(name) name##_f16
 #define LOAD load_f16
 #define SPLIT split_f16
 #define WIDEN mpg_half_to_float
 #define ROUND mpg_float_to_half
-#include "kernels/cpu/products/narrow_halves_impl.h"
+#include "kernels/cpu/products/narrow/narrow_halves_impl.h"
 
 bool mpg_cpu_narrow_halves(const mpg_kernel_call *call, const mpg_half_product *product) {
   mpg_half_product g = *product;

@@ -71,8 +71,8 @@ static void store_f64(const few *t, int64_t row, int64_t unit, double value) {
 #define NAME(name) name##_f32
 #define COMPUTE MPG_COMPUTE_F32
 #include "kernels/cpu/products/lanes.h"
-#include "kernels/cpu/products/quantized_unpack.h"
-#include "kernels/cpu/products/quantized_rows.h"
+#include "kernels/cpu/products/quantized/quantized_unpack.h"
+#include "kernels/cpu/products/quantized/quantized_rows.h"
 #undef T
 #undef NAME
 #undef COMPUTE
@@ -81,7 +81,7 @@ static void store_f64(const few *t, int64_t row, int64_t unit, double value) {
 #define COMPUTE MPG_COMPUTE_F64
 #define LANES_OF_DOUBLE
 #include "kernels/cpu/products/lanes.h"
-#include "kernels/cpu/products/quantized_unpack.h"
+#include "kernels/cpu/products/quantized/quantized_unpack.h"
 #undef LANES_OF_DOUBLE
 #undef T
 #undef NAME

@@ -11,7 +11,7 @@
 #ifndef KERNELS_CPU_PRODUCTS_QUANTIZED_ROWS_H
 #define KERNELS_CPU_PRODUCTS_QUANTIZED_ROWS_H
 
-#include "kernels/cpu/products/quantized_lanes.h"
+#include "kernels/cpu/products/quantized/quantized_lanes.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 enum { NIBBLE_BLOCK = 8 * LANES };

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from mpgluon.contrib import huggingface as hf
-from support.few_bits import BLOCKS, gguf_bytes, gguf_tensor, gguf_values
+from support.text.few_bits import BLOCKS, gguf_bytes, gguf_tensor, gguf_values
 
 SIZES = {
     "vocab_size": 48,
