@@ -304,7 +304,8 @@ def test_invalid_subgraph_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "target", ["params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters"]
+    "target",
+    ["params", "symbol", "safetensors", "gguf", "checkpoint", "trainer_states", "parameters"],
 )
 def test_fuzz_corpus_never_crashes_reader(target):
     """Reads the corpus that tests/fuzz found to reach the most code, and valid files."""

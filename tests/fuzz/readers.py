@@ -10,8 +10,12 @@ import os
 import tempfile
 import warnings
 
+import numpy as np
+
 import mpgluon as mx
 from fuzz.cost import bounded
+from mpgluon.contrib.huggingface import GGUF
+from mpgluon.gluon._huggingface import gguf_models
 from mpgluon.ndarray import _safetensors
 
 FOLDER = tempfile.TemporaryDirectory()
@@ -59,6 +63,18 @@ def safetensors(data):
         for name in list(file.entries)[:8]:
             file.read(name)
         file.checksums()
+    except mx.MXNetError:
+        pass
+
+
+def gguf(data):
+    """Reads the metadata and tensors of a GGUF file, and the config of its model."""
+    try:
+        file = GGUF(written(data))
+        for name in list(file.types())[:8]:
+            file.read(name)
+        gguf_models.config_of(file)
+        gguf_models.arrays_of(file)
     except mx.MXNetError:
         pass
 
@@ -129,6 +145,16 @@ def seeds(target):
         (shard,) = [name for name in os.listdir(directory) if name.endswith(".safetensors")]
         with open(os.path.join(directory, shard), "rb") as file:
             return [file.read()]
+    if target is gguf:
+        from support.few_bits import gguf_bytes, gguf_tensor
+        from support.gguf_models import config_for, metadata_for
+
+        random = np.random.default_rng(0)
+        kinds = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+        tensors = {kind: gguf_tensor(random, kind, (1, 256)) for kind in kinds}
+        tensors["token_embd.weight"] = gguf_tensor(random, "Q8_0", (2, 32))
+        models = [metadata_for(config_for(kind)) for kind in ("llama", "gemma3_text", "phi3")]
+        return [gguf_bytes(metadata, tensors) for metadata in models]
     if target is checkpoint:
         with open(os.path.join(directory, "index.json"), "rb") as file:
             return [file.read()]
@@ -158,5 +184,5 @@ def limited(target):
 
 TARGETS = {
     target.__name__: target
-    for target in (params, symbol, safetensors, checkpoint, trainer_states, parameters)
+    for target in (params, symbol, safetensors, gguf, checkpoint, trainer_states, parameters)
 }

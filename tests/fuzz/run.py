@@ -21,7 +21,10 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 WORK = os.path.join(ROOT, "build", "fuzz")
 sys.path.insert(0, os.path.dirname(HERE))  # tests folder, for fuzz.cost
 CORE = "core_params"  # the C target, which uses the corpus of params
-READERS = ("params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters")
+READERS = (
+    *("params", "symbol", "safetensors", "gguf"),
+    *("checkpoint", "trainer_states", "parameters"),
+)
 LIMITS = ["-rss_limit_mb=3000", "-malloc_limit_mb=256", "-timeout=30", "-max_len=8192"]
 
 

@@ -338,6 +338,8 @@ def test_compressed_scale_of_tensor_applies_to_all_rows(tmp_path):
     [
         (lambda c: c.update(format="float-quantized"), "format = 'float-quantized'"),
         (lambda c: c.update(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (lambda c: c.update(config_groups=[1]), "config_groups = .* must be an object"),
+        (lambda c: c["config_groups"].update(group_0=3), "group_0 = 3 must be an object"),
         (
             lambda c: c["config_groups"]["group_0"].update(input_activations={"num_bits": 8}),
             "activations",

@@ -149,6 +149,8 @@ def _base(data: _Metadata, kind: str, default_dim: int | None = None) -> Values:
         raise data.error("expert_count", "is not supported: networks with experts")
     data.get("expert_used_count")
     size = data.size("attention.key_length", default_dim or max(1, units // heads))
+    if size % 2:
+        raise data.error("attention.key_length", f"must be even, not {size}")
     if data.size("attention.value_length", size) != size:
         raise data.error("attention.value_length", f"must be attention.key_length = {size}")
     return {

@@ -82,6 +82,13 @@ class _Reader:
             raise self.error(f"{key} = {value!r} is not supported; it must be {choices}")
         return value
 
+    def part(self, config: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """Returns an object in a config; an empty one if it is missing."""
+        value = config.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{key} = {value!r} must be an object")
+        return value or {}
+
     def group(self) -> int:
         """Returns ``group_size``; 0 for one group a row."""
         value = self.config.get("group_size", self.config.get("q_group_size", 128))
@@ -307,11 +314,13 @@ def _compressed(file: _Reader) -> Arrays:
     for key in ("kv_cache_scheme", "transform_config"):
         if file.config.get(key):
             raise file.error(f"{key} = {file.config[key]!r} is not supported")
-    sparsity = file.config.get("sparsity_config") or {}
-    if sparsity and sparsity.get("format", "dense") != "dense":
+    sparsity = file.part(file.config, "sparsity_config")
+    if sparsity.get("format", "dense") != "dense":
         raise file.error(f"sparsity_config.format = {sparsity['format']!r} is not supported")
-    for name, scheme in (file.config.get("config_groups") or {}).items():
-        weights = scheme.get("weights") or {}
+    schemes = file.part(file.config, "config_groups")
+    for name in schemes:
+        scheme = file.part(schemes, name)
+        weights = file.part(scheme, "weights")
         if scheme.get("input_activations") or scheme.get("output_activations"):
             raise file.error(f"{name} quantizes activations, which is not supported")
         if weights.get("type", "int") != "int" or weights.get("num_bits") not in (4, 8):
