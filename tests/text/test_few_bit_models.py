@@ -125,7 +125,8 @@ def test_gptq_values_are_exact_in_both_versions(tmp_path, group, first):
     def pack(rng, name, units, in_units):
         return gptq(name, *rounded(rng, units, in_units, max(group, 0)), first=first)
 
-    changes = {} if first else {"checkpoint_format": "gptq_v2"}
+    key = "checkpoint_format" if group > 0 else "format"  # GPTQModel writes either
+    changes = {} if first else {key: "gptq_v2"}
     config = gptq_config(group_size=group, desc_act=False, **changes)
     check_model(tmp_path, write_model(tmp_path, config, pack), "int4", max(group, 0))
 
@@ -432,6 +433,34 @@ def test_fused_projections_are_split_in_packed_form(tmp_path):
         (attention.value, (96, 128)),
     ):
         assert np.array_equal(layer.dequantized().asnumpy(), fused[slice(*rows)])
+
+
+def test_projections_of_gpt2_are_not_transposed(tmp_path):
+    rng = np.random.default_rng(3)
+    arrays, values = {}, {}
+    for name, size in (("wte", 40), ("wpe", 16)):
+        arrays[f"transformer.{name}.weight"] = rng.normal(size=(size, 64)).astype("float16")
+    norms = ["transformer.ln_f", "transformer.h.0.ln_1", "transformer.h.0.ln_2"]
+    for name in norms:
+        arrays[f"{name}.weight"] = np.ones(64, "float16")
+        arrays[f"{name}.bias"] = np.zeros(64, "float16")
+    shapes = {"attn.c_attn": (192, 64), "attn.c_proj": (64, 64)}
+    shapes.update({"mlp.c_fc": (256, 64), "mlp.c_proj": (64, 256)})
+    for name, shape in shapes.items():
+        packed, values[name] = gptq(f"transformer.h.0.{name}", *rounded(rng, *shape, 32))
+        arrays.update(packed)
+        arrays[f"transformer.h.0.{name}.bias"] = rng.normal(size=shape[0]).astype("float16")
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 40}
+    config.update(n_positions=16, quantization_config=gptq_config(checkpoint_format="gptq"))
+    write_folder(tmp_path, config, arrays)
+    layer = text.from_pretrained(tmp_path, dtype="float32").layers[0]
+    assert np.array_equal(layer.attention.proj.dequantized().asnumpy(), values["attn.c_proj"])
+    assert np.array_equal(
+        layer.attention.key.dequantized().asnumpy(), values["attn.c_attn"][64:128]
+    )
+    assert np.array_equal(layer.mlp.down.dequantized().asnumpy(), values["mlp.c_proj"])
+    plain = text.from_pretrained(tmp_path, dtype="float32", quantize=False).layers[0]
+    assert np.array_equal(plain.attention.proj.weight.data().asnumpy(), values["attn.c_proj"])
 
 
 def test_placed_network_reads_packed_weights_to_each_device(tmp_path):

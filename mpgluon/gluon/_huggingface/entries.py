@@ -203,7 +203,13 @@ class Transpose(_Change):
             raise ValueError(f"Transpose: {axes} is not a permutation of axes")
 
     def load(self, arrays: Arrays) -> Arrays:
-        return self._each(arrays, lambda name, array: self._changed(name, array, self._axes))
+        return self._each(
+            arrays,
+            # Weights in few bits are stored as (units, in_units), even those of Conv1D.
+            lambda name, array: (
+                array if array.quantized() else self._changed(name, array, self._axes)
+            ),
+        )
 
     def save(self, arrays: Arrays) -> Arrays:
         back = [self._axes.index(axis) for axis in range(len(self._axes))]

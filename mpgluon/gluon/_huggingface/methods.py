@@ -173,7 +173,7 @@ def _unpacked_words(words, bits):
 
 def _gptq(file: _Reader) -> Arrays:
     bits = file.expect("bits", 4, 8)
-    layout = file.expect("checkpoint_format", "gptq", "gptq_v2")
+    layout = file.expect("checkpoint_format", file.expect("format", "gptq", "gptq_v2"), "gptq_v2")
     file.expect("is_marlin_format", False)
     file.expect("pack_dtype", "int32")
     if file.config.get("dynamic"):
