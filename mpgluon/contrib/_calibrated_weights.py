@@ -19,6 +19,7 @@ from ..context import cpu
 from ..gluon import nn
 from ..gluon._tree import own_parameters
 from ..gluon.block import Block
+from ..gluon.nn.attention import heads_of, normalizes_first
 from ._weight_formats import BLOCKS, GROUPED, NF4, QUANTIZERS
 
 if TYPE_CHECKING:
@@ -383,17 +384,18 @@ def _folds(net: Block) -> Iterator[_Fold]:
     cells = (nn.TransformerEncoderCell, nn.TransformerDecoderCell)
     for block in blocks:
         folds = []
-        if type(block) is DecoderLayer or (type(block) in cells and block._pre_norm):
+        cell = type(block) in cells and normalizes_first(block)
+        if type(block) is DecoderLayer or cell:
             folds.append(_fold_of_norm(block.attention_norm, _readers(block.attention)))
         if type(block) is DecoderLayer:
             folds.append(_fold_of_norm(block.mlp_norm, _readers(block.mlp)))
-        elif type(block) in cells and block._pre_norm:
+        elif cell:
             folds.append(_fold_of_norm(block.ffn_norm, [block.ffn1]))
         elif type(block) is nn.GatedMLP:
             folds.append(_fold_of_rows(block.up, block.down))
         elif type(block) is nn.MultiHeadAttention:
-            repeats = block._heads // block._kv_heads
-            folds.append(_fold_of_rows(block.value, block.proj, repeats, block._head_dim))
+            heads, kv_heads, size = heads_of(block)
+            folds.append(_fold_of_rows(block.value, block.proj, heads // kv_heads, size))
         for fold in folds:
             if fold is not None and all(users[param] == 1 for param, _ in fold.params):
                 yield fold

@@ -12,6 +12,7 @@ from .. import ndarray as nd
 from ..gluon import nn
 from ..gluon._tree import adapters_of, children, own_parameters
 from ..gluon.block import Block
+from ..gluon.nn.quantized_layers import packed_like
 from ..gluon.utils import brief
 from ._calibrated_weights import awq, gptq, inputs_of
 from ._weight_formats import BLOCKS, GROUPED, QUANTIZERS
@@ -171,30 +172,10 @@ def selected(
     return work
 
 
-def packed_layer(layer: nn.Dense, **options: Any) -> nn.QuantizedDense:
-    """Returns a QuantizedDense in place of a Dense, with its bias and without other values."""
-    units, in_units = layer.weight.shape
-    new = nn.QuantizedDense(
-        units,
-        in_units,
-        use_bias=False,
-        flatten=layer._flatten,
-        dtype=layer.weight.dtype,
-        prefix=layer.prefix,
-        **options,
-    )
-    if layer.bias is not None:
-        new.bias = layer.bias
-        new.params.update({layer.bias.name: layer.bias})
-    if layer.act is not None:
-        new.act = layer.act
-    return new
-
-
 def _filled(layer, format, group, arrays):
     """Returns a QuantizedDense in place of a Dense, with values of its parameters."""
     options = {f"use_{name}": name in arrays for name in ("zeros", "order")}
-    new = packed_layer(layer, format=format, group=group, **options)
+    new = packed_like(layer, format=format, group=group, **options)
     for name, array in arrays.items():
         param = getattr(new, name)
         param.initialize(ctx=layer.weight.list_ctx())

@@ -146,8 +146,8 @@ def seeds(target):
         with open(os.path.join(directory, shard), "rb") as file:
             return [file.read()]
     if target is gguf:
-        from support.few_bits import gguf_bytes, gguf_tensor
-        from support.gguf_models import config_for, metadata_for
+        from support.text.few_bits import gguf_bytes, gguf_tensor
+        from support.text.gguf_models import config_for, metadata_for
 
         random = np.random.default_rng(0)
         kinds = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")

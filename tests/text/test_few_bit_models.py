@@ -13,8 +13,8 @@ from mpgluon.contrib import huggingface as hf
 from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
-from support.processes import finished
 from support.text.few_bits import awq, compressed, gptq, nf4, rounded, write_folder
+from support.processes import finished
 
 CONFIG = {
     "model_type": "llama",
@@ -94,8 +94,8 @@ def check_model(folder, values, format, group, dtype="float16", cast=()):
     layers = layers_of(net)
     for path, want in values.items():
         layer = layers[path]
-        assert type(layer) is nn.QuantizedDense and layer._format == format, path
-        assert layer._group in (group, 0)
+        assert type(layer) is nn.QuantizedDense and layer.format == format, path
+        assert layer.group in (group, 0)
         assert np.array_equal(layer.dequantized("float32").asnumpy(), want), path
     plain = text.from_pretrained(folder, dtype="float32", quantize=False)
     for path, layer in layers_of(plain).items():

@@ -50,7 +50,7 @@ def test_packed_file_gives_scores_of_dequantized_weights(tmp_path, kind, packing
     net, plain = text.from_pretrained(path), text.from_pretrained(path, quantize=False)
     layers = [block for block in blocks(net) if isinstance(block, nn.QuantizedDense)]
     assert len(layers) == 7 * len(net.layers) + 1
-    assert {layer._format for layer in layers} == {packing.lower()}
+    assert {layer.format for layer in layers} == {packing.lower()}
     assert not any(isinstance(block, nn.QuantizedDense) for block in blocks(plain))
     values = values_of(tensors)
     own = plain.collect_params()
@@ -76,7 +76,7 @@ def test_mixed_types_keep_each_layers_format(tmp_path):
     write_model(tmp_path / "m.gguf", network("llama"), tmp_path / "hf", "Q4_K", extra=extra)
     net = text.from_pretrained(tmp_path / "m.gguf")
     mlp = net.layers[0].mlp
-    assert mlp.gate._format == "q4_k" and mlp.down._format == "q6_k" and net.head._format == "q8_0"
+    assert mlp.gate.format == "q4_k" and mlp.down.format == "q6_k" and net.head.format == "q8_0"
     want = gguf_values(*extra["blk.0.ffn_up.weight"])
     assert np.array_equal(mlp.up.weight.data().asnumpy(), want)
 

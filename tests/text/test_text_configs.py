@@ -254,27 +254,6 @@ PUBLISHED = {
         ),
         46_702_792_704,
     ),
-    "Qwen3 30B A3B": (
-        llama_like(
-            "qwen3_moe",
-            "Qwen3MoeForCausalLM",
-            (2048, 6144, 48, 32, 4, 151936),
-            decoder_sparse_step=1,
-            head_dim=128,
-            max_window_layers=48,
-            mlp_only_layers=[],
-            moe_intermediate_size=768,
-            norm_topk_prob=True,
-            num_experts=128,
-            num_experts_per_tok=8,
-            output_router_logits=False,
-            rope_theta=1000000.0,
-            router_aux_loss_coef=0.001,
-            sliding_window=None,
-            use_sliding_window=False,
-        ),
-        30_532_122_624,
-    ),
     "GPT-2": (
         {
             "activation_function": "gelu_new",
@@ -514,8 +493,6 @@ def test_map_of_names_can_be_inverted(name):
         (small("gemma", use_bidirectional_attention=True), "use_bidirectional_attention = True"),
         (small("gemma2", sliding_window=9, sliding_window_size=8), "sliding_window_size = 8"),
         (small("mixtral", router_jitter_noise=0.1), "router_jitter_noise = 0.1"),
-        (small("olmo", clip_qkv=8.0), "clip_qkv = 8.0"),
-        (small("qwen3_moe", mlp_only_layers=[True]), "mlp_only_layers"),
         (small("phi3", lm_head_bias=True), "lm_head_bias = True"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention = True"),
         ({"model_type": "gpt2", "n_embd": 10, "n_head": 3}, "n_head = 3 must divide n_embd = 10"),
@@ -555,5 +532,7 @@ def test_inactive_unknown_keys_are_accepted():
 
 
 def test_from_pretrained_needs_a_local_folder():
-    with pytest.raises(MXNetError, match="is neither a local folder nor a GGUF file; download the model first"):
+    with pytest.raises(
+        MXNetError, match="neither a local folder nor a GGUF file; download the model"
+    ):
         text.from_pretrained("meta-llama/Llama-3.1-8B")

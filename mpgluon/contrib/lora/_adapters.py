@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import autograd, ndarray as nd
 from ..._core import dtype_name
@@ -169,19 +169,24 @@ def weight_of(layer: Block) -> Parameter:
     return layer.packed if isinstance(layer, nn.QuantizedDense) else layer.weight
 
 
+def family_of(layer: SplitLayer) -> Any:
+    """Returns the division of a split layer's weight."""
+    return layer._weight
+
+
 def shape_of(layer: Block) -> tuple[int, ...]:
     """Returns the shape of the layer's weight, of all parts if it is split."""
     if isinstance(layer, SplitLayer):
-        return layer._weight.shape
+        return family_of(layer).shape
     if isinstance(layer, nn.QuantizedDense):
-        return layer._units, layer._in_units
+        return layer.units, layer.in_units
     return layer.weight.shape
 
 
 def dtype_of(layer: Block) -> str:
     """Returns the dtype of the layer's product."""
     if isinstance(layer, nn.QuantizedDense):
-        return layer._dtype
+        return layer.dtype
     return dtype_name(weight_of(layer).dtype)
 
 

@@ -12,6 +12,7 @@ from ...context import cpu
 from ...gluon import nn
 from ...gluon._tree import adapters_of, children, own_parameters, set_adapters
 from ...gluon.block import Block
+from ...gluon.nn.quantized_layers import float_like
 from ...gluon.parameter import Constant, Parameter, ParameterDict
 from ...gluon.parameter._parameter_dict import discard_parameter
 from ...gluon.utils import brief, shape_is_known
@@ -22,6 +23,7 @@ from ._adapters import (
     Adapters,
     Options,
     dtype_of,
+    family_of,
     is_embedding,
     merged_values,
     parts_of,
@@ -295,7 +297,7 @@ def _attach(layer, option, name):
             layer.params.update({param.name: param})
             setattr(layer, key, param)
             continue
-        family, line = layer._weight, lines_of(layer)[0]
+        family, line = family_of(layer), lines_of(layer)[0]
         if axis == family.axis:  # this matrix is split along the axis of the weight
             split_parameter(layer, key, shape, axis, line, family.blocks, family.unit, **options)
         else:
@@ -505,7 +507,7 @@ def merge(net: Block, keep: bool = True, dequantize: bool = False) -> None:
             values = merged_values(layer, current)
             if layer in packed.values():
                 (value,) = values.values()
-                _replace(net, layer, _dense(layer, value))
+                _replace(net, layer, float_like(layer, value))
                 continue
             kept = {param: param.reduced().copyto(cpu(0)) for param in values} if keep else None
             for param, value in values.items():
@@ -530,26 +532,6 @@ def _check_packed(net, packed, keep, dequantize):
                 "lora.merge: the network itself is a QuantizedDense, which cannot be replaced in "
                 "place; put it into a block"
             )
-
-
-def _dense(layer: nn.QuantizedDense, value: Any) -> nn.Dense:
-    """Returns a Dense with the weight `value` in place of a QuantizedDense."""
-    units, in_units = shape_of(layer)
-    new = nn.Dense(
-        units,
-        use_bias=False,
-        flatten=layer._flatten,
-        dtype=layer._dtype,
-        in_units=in_units,
-        prefix=layer.prefix,
-    )
-    new.weight.initialize(ctx=layer.packed.list_ctx())
-    new.weight.set_data(value.astype(layer._dtype))
-    new.weight.placed, new.weight.floating = layer.packed.placed, layer.packed.floating
-    new.bias, new.act = layer.bias, layer.act
-    if layer.bias is not None:
-        new.params.update({layer.bias.name: layer.bias})
-    return new
 
 
 def _replace(net, old, new):

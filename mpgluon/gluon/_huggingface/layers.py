@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...base import MXNetError
 from .._tree import children, own_parameters
 from ..nn import Dense, QuantizedDense
+from ..nn.quantized_layers import packed_like
 from .quantized import LastTensor, rounded
 from .values import LazyArray
 
@@ -37,8 +38,6 @@ def keep_quantized(net: Block, arrays: Mapping[str, LazyArray]) -> None:
     arrays : dict of str to LazyArray
         The arrays by the path of the parameter.
     """
-    from ...contrib._weight_only import packed_layer
-
     users: dict[int, int] = {}
     places = list(_places(net))
     for block in {id(block): block for *_, block in places}.values():
@@ -56,7 +55,7 @@ def keep_quantized(net: Block, arrays: Mapping[str, LazyArray]) -> None:
                     "hold; dequantize it with from_pretrained(..., quantize=False)"
                 )
             scales = form.arrays.get("scales")
-            layer = packed_layer(
+            layer = packed_like(
                 block,
                 format=form.format,
                 group=form.group,
@@ -93,9 +92,7 @@ def round_weights(
     for parent, name, path, layer in packing.selected(who, net, layers, skip):
         if id(layer) not in made:
             own = packing.group_of(who, path, layer.weight.shape[1], format, group)
-            made[id(layer)] = packing.packed_layer(
-                layer, format=format, group=own, use_zeros=use_zeros
-            )
+            made[id(layer)] = packed_like(layer, format=format, group=own, use_zeros=use_zeros)
         parent.replace_child(name, made[id(layer)])
 
 
@@ -115,23 +112,23 @@ def fitted(net: Block, arrays: Arrays, source: str) -> Arrays:
         if not isinstance(layer, QuantizedDense):
             continue
         del found[f"{path}.weight"]
-        if array.shape != (layer._units, layer._in_units):
+        if array.shape != (layer.units, layer.in_units):
             raise MXNetError(
                 f"load_parameters: {source} does not fit: '{path}.weight' has shape {array.shape} "
-                f"instead of {(layer._units, layer._in_units)}"
+                f"instead of {(layer.units, layer.in_units)}"
             )
         names = [name for name in _FIELDS if name in own]
         form = array.quantized()
         if form is None:
             fields = {name: (own[name].shape, str(own[name].dtype)) for name in names}
-            given = rounded(last, path, array, layer._format, layer._group, fields)
-        elif (form.format, form.group) != (layer._format, layer._group) or set(names) != set(
+            given = rounded(last, path, array, layer.format, layer.group, fields)
+        elif (form.format, form.group) != (layer.format, layer.group) or set(names) != set(
             form.arrays
         ):
             raise MXNetError(
                 f"load_parameters: {source} does not fit: '{path}.weight' is stored as "
                 f"{_described(form.format, form.group, form.arrays)}, and the layer has "
-                f"{_described(layer._format, layer._group, names)}; create the network with "
+                f"{_described(layer.format, layer.group, names)}; create the network with "
                 "from_config of the same path"
             )
         else:
@@ -145,7 +142,7 @@ class _Dequantized(LazyArray):
 
     def __init__(self, layer: QuantizedDense) -> None:
         self._layer = layer
-        self.shape, self.dtype = (layer._units, layer._in_units), layer._dtype
+        self.shape, self.dtype = (layer.units, layer.in_units), layer.dtype
 
     def read(self, ranges: Ranges) -> np.ndarray:
         rows, columns = (slice(begin, end) for begin, end in ranges)

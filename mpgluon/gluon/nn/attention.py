@@ -316,7 +316,7 @@ class MultiHeadAttention(Layer):
         domain.size(0, batch=batch, length=length, chunk=chunk)
         key = self.key
         if isinstance(key, QuantizedDense):
-            device, dtype = key.packed.list_ctx()[0], key._dtype
+            device, dtype = key.packed.list_ctx()[0], key.dtype
         else:
             device, dtype = key.weight.list_ctx()[0], key.weight.dtype
         return self._new_cache(batch, length, chunk, self._kv_heads, device, dtype)
@@ -336,6 +336,16 @@ class MultiHeadAttention(Layer):
             f"{type(self).__name__}({self._heads} heads of {self._head_dim}{shared}"
             f"{', causal' if self._causal else ''})"
         )
+
+
+def heads_of(layer: MultiHeadAttention) -> tuple[int, int, int]:
+    """Returns the number of query heads, the number of key heads, and the size of a head."""
+    return layer._heads, layer._kv_heads, layer._head_dim
+
+
+def normalizes_first(cell: TransformerEncoderCell | TransformerDecoderCell) -> bool:
+    """True if the input of each sublayer is normalized, not the sum after it."""
+    return cell._pre_norm
 
 
 class _Cell(Layer):

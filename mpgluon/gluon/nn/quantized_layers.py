@@ -10,6 +10,7 @@ from ..._internal import domain
 from ...base import MXNetValueError
 from ..block import HybridBlock
 from .activations import Activation, after
+from .basic_layers import Dense
 
 if TYPE_CHECKING:
     from ..._core import NDArray
@@ -148,6 +149,31 @@ class QuantizedDense(Layer):
         """Returns a new parameter without a gradient."""
         return self.params.get(name, shape=shape, dtype=dtype, init=init, differentiable=False)
 
+    @property
+    def units(self) -> int:
+        """Size of the output."""
+        return self._units
+
+    @property
+    def in_units(self) -> int:
+        """Size of the input."""
+        return self._in_units
+
+    @property
+    def format(self) -> str:
+        """Format of `packed`."""
+        return self._format
+
+    @property
+    def group(self) -> int:
+        """How many adjacent elements of a row share a scale; 0 for the whole row."""
+        return self._group
+
+    @property
+    def dtype(self) -> str:
+        """Data type of `dequantized`, which `cast` changes."""
+        return self._dtype
+
     def cast(self, dtype: DType) -> None:
         if self.bias is not None:
             self.bias.cast(dtype)
@@ -222,3 +248,42 @@ class QuantizedDense(Layer):
             f"{type(self).__name__}({self._in_units} -> {self._units}, {self._format}{group}, "
             f"{self.act or 'linear'})"
         )
+
+
+def packed_like(layer: Dense, **options: Any) -> QuantizedDense:
+    """Returns a QuantizedDense in place of a Dense, with its bias and without other values.
+    `options` are those of QuantizedDense."""
+    units, in_units = layer.weight.shape
+    new = QuantizedDense(
+        units,
+        in_units,
+        use_bias=False,
+        flatten=layer._flatten,
+        dtype=layer.weight.dtype,
+        prefix=layer.prefix,
+        **options,
+    )
+    return _with_bias_of(layer, new)
+
+
+def float_like(layer: QuantizedDense, weight: NDArray) -> Dense:
+    """Returns a Dense with a weight in place of a QuantizedDense, with its bias."""
+    new = Dense(
+        layer.units,
+        use_bias=False,
+        flatten=layer._flatten,
+        dtype=layer.dtype,
+        in_units=layer.in_units,
+        prefix=layer.prefix,
+    )
+    new.weight.initialize(ctx=layer.packed.list_ctx())
+    new.weight.set_data(weight.astype(layer.dtype))
+    new.weight.placed, new.weight.floating = layer.packed.placed, layer.packed.floating
+    return _with_bias_of(layer, new)
+
+
+def _with_bias_of(old, new):
+    new.bias, new.act = old.bias, old.act
+    if old.bias is not None:
+        new.params.update({old.bias.name: old.bias})
+    return new
