@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import autograd, ndarray as nd
+from .. import _core, autograd, ndarray as nd
 from ..context import cpu
 from ..gluon import nn
-from ..gluon._tree import own_parameters
+from ..gluon._tree import own_parameters, runs_compiled, uncompiled
 from ..gluon.block import Block
 from ..gluon.nn.attention import heads_of, normalizes_first
 from ._weight_formats import BLOCKS, GROUPED, NF4, QUANTIZERS
@@ -63,21 +63,6 @@ class _Enough(Exception):
     """Ends a forward pass after the layers of interest."""
 
 
-@contextlib.contextmanager
-def _eager(net: Block) -> Iterator[None]:
-    """Returns a scope in which the network is not compiled, so that the hooks of layers run."""
-    active: list[Block] = []
-    net.apply(lambda block: active.append(block) if getattr(block, "_active", False) else None)
-    for block in active:
-        block._active = False
-    try:
-        with autograd.pause():
-            yield
-    finally:
-        for block in active:
-            block._active = True
-
-
 def _run(
     net: Block,
     calls: Inputs,
@@ -95,8 +80,10 @@ def _run(
 
     found = list(layers) if last is None else [*layers, last]
     handles = [layer.register_forward_pre_hook(hook) for layer in found]
+    compiled: list[Any] = []  # these blocks would not call the hooks of their children
+    net.apply(lambda block: compiled.append(uncompiled(block)) if runs_compiled(block) else None)
     try:
-        with _eager(net):
+        with _core.Scope(*compiled), autograd.pause():
             for call in calls:
                 with contextlib.suppress(_Enough):
                     net(*call)
