@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .. import _core, autograd, ndarray as nd
+from ..base import MXNetError
 from ..context import cpu
 from ..gluon import nn
 from ..gluon._tree import own_parameters, runs_compiled, uncompiled
@@ -163,13 +164,15 @@ def gptq(
         last = parts[number + 1][0][0] if number + 1 < len(parts) else None
         _run(net, calls, [layers[0] for layers in part], take, last)
         for layers in part:
+            device = grams[layers[0]].context
             gram = grams.pop(layers[0]).asnumpy().astype(np.float64)
             if not np.isfinite(gram).all():
                 raise ValueError(f"{who}: the inputs of '{paths[layers[0]]}' are not finite")
             for layer in layers:
                 weight = _values(layer.weight)
                 group = groups[paths[layer]] or weight.shape[1]
-                replace(layer, _compensated(weight, gram, format, group, use_zeros, use_order))
+                options = format, group, use_zeros, use_order
+                replace(layer, _compensated(weight, gram, device, *options))
 
 
 def _parts(shared: Sequence[list[Block]]) -> list[list[list[Any]]]:
@@ -187,65 +190,73 @@ def _parts(shared: Sequence[list[Block]]) -> list[list[list[Any]]]:
     return parts
 
 
-def _compensated(weight, gram, format, group, use_zeros, use_order):
+def _compensated(weight, gram, device, format, group, use_zeros, use_order):
     """Returns the packed form of a weight by GPTQ, given the Gram matrix of its inputs."""
-    weight, gram = weight.copy(), gram.copy()
-    units, in_units = weight.shape
+    columns, gram = np.ascontiguousarray(weight.T), gram.copy()  # a row for each input
+    in_units, units = columns.shape
     found = {}
     unused = np.diag(gram) == 0
     gram[unused, unused] = 1
     if use_order:
         order = np.argsort(-np.diag(gram), kind="stable")
-        weight, gram = weight[:, order], gram[order][:, order]
+        columns, gram = columns[order], gram[order][:, order]
         found["order"] = order.astype(np.int32)
-    factor = _inverse_factor(gram)
-    codes = np.empty(weight.shape, np.int16)
-    scales = np.empty((units, in_units // group), np.float32)
+    factor = _inverse_factor(gram, device)
+    codes = np.empty(columns.shape, np.int16)
+    scales = np.empty((in_units // group, units), np.float32)
     zeros = np.empty_like(scales)
-    step = in_units if group == in_units else group * max(1, _COLUMNS // group)
+    step = _COLUMNS if group == in_units else group * max(1, _COLUMNS // group)
     if group == in_units:
-        scales[:], zeros[:] = _scales(weight, format, use_zeros)
-        step = _COLUMNS
+        scales[0], zeros[0] = _scales(columns, format, use_zeros)
     for begin in range(0, in_units, step):
         end = min(begin + step, in_units)
-        block, errors = weight[:, begin:end], np.empty((units, end - begin), np.float32)
+        block, errors = columns[begin:end], np.empty((end - begin, units), np.float32)
         for at in range(end - begin):
-            column = begin + at
-            if column % group == 0 and group != in_units:
-                own = _scales(block[:, at : at + group], format, use_zeros)
-                scales[:, column // group, None], zeros[:, column // group, None] = own
-            scale, zero = scales[:, column // group], zeros[:, column // group]
-            codes[:, column], value = _nearest(block[:, at], format, scale, zero)
-            errors[:, at] = (block[:, at] - value) / factor[column, column]
-            block[:, at:] -= np.outer(errors[:, at], factor[column, column:end])
-        weight[:, end:] -= errors @ factor[begin:end, end:]
-    found["packed"] = (
-        codes.astype(np.int8)
-        if format == "int8"
-        else (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
-    )
-    found["scales"] = scales
+            index = begin + at
+            own = index // group
+            if index % group == 0 and group != in_units:
+                scales[own], zeros[own] = _scales(block[at : at + group], format, use_zeros)
+            codes[index], value = _nearest(block[at], format, scales[own], zeros[own])
+            errors[at] = (block[at] - value) / factor[index, index]
+            block[at:] -= factor[index, index:end, None] * errors[at]
+        columns[end:] -= factor[begin:end, end:].T @ errors
+    codes = codes.T
+    if format == "int8":
+        found["packed"] = codes.astype(np.int8)
+    else:
+        found["packed"] = (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    found["scales"] = scales.T
     if use_zeros:
-        found["zeros"] = zeros
+        found["zeros"] = zeros.T
     return found
 
 
-def _inverse_factor(gram):
-    """Returns the upper Cholesky factor of the inverse of a damped Gram matrix."""
-    damping, diagonal = _DAMPING * np.diag(gram).mean(), np.arange(len(gram))
-    while True:
-        gram[diagonal, diagonal] += damping
+def _inverse_factor(gram, device):
+    """Returns the upper Cholesky factor of the inverse of a damped Gram matrix.
+
+    It is the inverse of the lower factor of the matrix with reversed rows and columns, reversed.
+    """
+    mean, diagonal = np.diag(gram).mean(), np.arange(len(gram))
+    backwards = np.ascontiguousarray(gram[::-1, ::-1])
+    for damping in (_DAMPING, 10 * _DAMPING, 100 * _DAMPING):
+        backwards[diagonal, diagonal] += damping * mean
+        value = nd.array(backwards, ctx=device, dtype="float64")
         try:
-            lower = np.linalg.inv(np.linalg.cholesky(gram))
-            return np.linalg.cholesky(lower.T @ lower).T.astype(np.float32)
-        except np.linalg.LinAlgError:
-            damping *= 10
+            lower = nd.linalg.potrf(value)
+            inverse = nd.linalg.trsm(lower, nd.eye(len(gram), ctx=device, dtype="float64"))
+            return np.ascontiguousarray(inverse.asnumpy()[::-1, ::-1], np.float32)
+        except MXNetError as error:  # not positive definite after rounding
+            failure = error
+    raise failure
 
 
-def _scales(weight, format, use_zeros):
-    """Returns scale and zero (units, 1) of a group."""
-    _, scales, zeros = QUANTIZERS[format](np.ascontiguousarray(weight), weight.shape[1], use_zeros)
-    return scales, np.full_like(scales, 8 if format == "int4" else 0) if zeros is None else zeros
+def _scales(rows, format, use_zeros):
+    """Returns scale and zero of each unit for a group, whose rows are the inputs."""
+    weight = np.ascontiguousarray(rows.T)
+    _, scales, zeros = QUANTIZERS[format](weight, weight.shape[1], use_zeros)
+    if zeros is None:
+        zeros = np.full_like(scales, 8 if format == "int4" else 0)
+    return scales[:, 0], zeros[:, 0]
 
 
 def _nearest(column, format, scale, zero):
