@@ -238,13 +238,16 @@ def _inverse_factor(gram, device):
     """
     mean, diagonal = np.diag(gram).mean(), np.arange(len(gram))
     backwards = np.ascontiguousarray(gram[::-1, ::-1])
+    failure = MXNetError("quantize_weights: the inputs of a layer have no finite Gram matrix")
     for damping in (_DAMPING, 10 * _DAMPING, 100 * _DAMPING):
         backwards[diagonal, diagonal] += damping * mean
         value = nd.array(backwards, ctx=device, dtype="float64")
         try:
             lower = nd.linalg.potrf(value)
             inverse = nd.linalg.trsm(lower, nd.eye(len(gram), ctx=device, dtype="float64"))
-            return np.ascontiguousarray(inverse.asnumpy()[::-1, ::-1], np.float32)
+            found = np.ascontiguousarray(inverse.asnumpy()[::-1, ::-1], np.float32)
+            if np.isfinite(found).all():
+                return found
         except MXNetError as error:  # not positive definite after rounding
             failure = error
     raise failure
