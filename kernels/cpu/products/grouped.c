@@ -1,11 +1,11 @@
 /* Products of groups of rows, each with its own matrix (grouped_dot), and their gradients.
  *
- * The result is cut into panels of at most PANEL_ROWS rows of one group. Threads share all panels,
- * so that many small groups scale like one large product. A product with transposed matrices
- * consists of inner products and reads the weight in place: a group of one row streams the matrix
- * once. The other products pack a narrow strip of the right operand and add one element of k at a
- * time. In both, the bits of an element depend on k only: not on the sizes of groups, the position
- * of a row, or the number of threads.
+ * The result is cut into panels of at most a few hundred rows of one group. Threads share all
+ * panels, so that many small groups scale like one large product. A product with transposed
+ * matrices consists of inner products and reads the weight in place: a group of one row streams the
+ * matrix once. The other products pack a narrow strip of the right operand and add one element of k
+ * at a time. In both, the bits of an element depend on k only: not on the sizes of groups, the
+ * position of a row, or the number of threads.
  *
  * Half precision is widened to float, block by block, and each result is rounded once. */
 #include <omp.h>
@@ -14,9 +14,11 @@
 #include "base/memory.h"
 #include "kernels/cpu/convert.h"
 
-/* The rows of a panel of inner products stay in the L2 cache: there are half as many of them if k
- * exceeds LONG_ROW. */
-enum { PANEL_ROWS = 120, PANEL_COLUMNS = 32, LONG_ROW = 2048, STEP_DEPTH = 512, DOT_ROWS = 5 };
+/* The rows of a panel of inner products have at most L2_BYTES, and the rows of the weight that they
+ * are multiplied by L1_BYTES, except for long rows. */
+enum { PANEL_COLUMNS = 32, L1_BYTES = 32 << 10, L2_BYTES = 512 << 10, DOT_ROWS = 5 };
+/* The other panels pack a strip of B, in parts of STEP_DEPTH rows. */
+enum { TALLEST = 252, STEP_DEPTH = 512 };
 #if defined(__AVX512F__)
 enum { STEP_ROWS = 12 };
 #elif defined(__AVX__)
@@ -34,9 +36,11 @@ typedef struct grouped {
   int64_t m, n, k;               /* rows and columns of the result; k is unused if `outer` */
   int64_t groups, strips, strip; /* strips: panels next to each other, of `strip` columns */
   int64_t tallest;               /* maximum number of rows of a panel */
+  int64_t block;                 /* dots: rows of a weight that are multiplied at a time */
   int64_t *offsets;              /* first row of each group; groups + 1 elements */
   int64_t *panels;               /* first panel of each group; groups + 1 elements */
   const void *a, *b;
+  int64_t b_bytes;
   void *c;
   char *scratch;
   size_t scratch_bytes; /* per thread */
@@ -127,7 +131,11 @@ static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *c
   g->narrow = !mpg_compute_direct(g->compute, g->dtype);
   g->strip = g->dots ? PANEL_COLUMNS : wide ? strip_f64 : strip_f32;
   g->strips = (g->n + g->strip - 1) / g->strip;
-  g->tallest = g->dots && g->k > LONG_ROW ? PANEL_ROWS / 2 : PANEL_ROWS;
+  int64_t row = g->dots ? g->k * (wide ? 8 : 4) + 1 : 1;
+  g->tallest = least(L2_BYTES / row / DOT_ROWS * DOT_ROWS, TALLEST);
+  if (g->tallest < 4 * DOT_ROWS) g->tallest = 4 * DOT_ROWS;
+  g->block = L1_BYTES / row < 4 ? 4 : least(L1_BYTES / row / 4 * 4, PANEL_COLUMNS);
+  g->b_bytes = mpg_shape_size(&call->inputs[1].desc.shape) * (int64_t)mpg_dtype_size(g->dtype);
   size_t tables = mpg_align_up((size_t)(2 * (g->groups + 1)) * sizeof(int64_t), 64),
          widened = g->narrow ? mpg_align_up((size_t)(rows * width) * sizeof(float), 64) : 0;
   g->scratch_bytes = mpg_cpu_buffer_step(wide ? panel_bytes_f64(g) : panel_bytes_f32(g));

@@ -15,6 +15,7 @@ static inline __attribute__((always_inline)) void NAME(dot_tile)(int rows, int64
   MPG_UNROLL(8)
   for (int r = 0; r < rows; r++) MPG_UNROLL(4)
   for (int q = 0; q < 4; q++) sum[r][q] = V_SET(0);
+  MPG_UNROLL(4)
   for (int64_t p = 0; p < whole; p += LANES) {
     V w0 = V_LOAD(b0 + p), w1 = V_LOAD(b1 + p), w2 = V_LOAD(b2 + p), w3 = V_LOAD(b3 + p);
     MPG_UNROLL(8)
@@ -43,41 +44,53 @@ static void NAME(copy_tails)(const T *from, int64_t stride, int64_t rows, int64_
       to[r * LANES + l] = whole + l < k ? from[r * stride + whole + l] : 0;
 }
 
-/* Multiplies `rows` rows of A by `columns` rows of a weight. */
+/* Multiplies a panel's rows of A by `columns` rows of the weight, which stay in the L1 cache.
+ * Meanwhile prefetches `ahead` bytes from address `next`, the rows of the weight that follow. */
+static void NAME(dot_columns)(const panel *p, int64_t k, int64_t columns, const T *a,
+                              const T *a_tails, const T *const *b, const T *b_tails, T *c,
+                              const char *next, int64_t ahead) {
+#define TILE(count)                                                                       \
+  NAME(dot_tile)(count, k, a + i * k, k, b + j, a_tails + i * LANES, b_tails + j * LANES, \
+                 c + i * PANEL_COLUMNS + j)
+  int64_t fetched = 0, tiles = (p->rows + DOT_ROWS - 1) / DOT_ROWS, step = ahead / tiles + 64;
+  for (int64_t i = 0; i < p->rows; i += DOT_ROWS) {
+    for (int64_t end = fetched + step; fetched < end; fetched += 64)
+      __builtin_prefetch(next + fetched, 0, 2);
+    for (int64_t j = 0; j < columns; j += 4) switch (p->rows - i) {
+        case 1: TILE(1); break;
+        case 2: TILE(2); break;
+        case 3: TILE(3); break;
+        case 4: TILE(4); break;
+        default: TILE(DOT_ROWS); break;
+      }
+  }
+#undef TILE
+}
+
+/* Multiplies the rows of a panel by rows of a weight. */
 static void NAME(dot_panel)(const grouped *g, const panel *p, char *scratch) {
-  int64_t k = g->k;
-  T *tails = (T *)(void *)scratch, *b_tails = tails + PANEL_ROWS * LANES,
-    *wide = b_tails + 4 * LANES, *c = wide + (g->narrow ? 4 * k : 0);
-  const T *a = (const T *)g->a + p->row * k;
-  NAME(copy_tails)(a, k, p->rows, k, tails);
-  for (int64_t j = 0; j < p->columns; j += 4) {
-    const T *b[4];
-    for (int q = 0; q < 4; q++) {
-      int64_t column = p->column + (j + q < p->columns ? j + q : j),
-              at = (p->group * g->n + column) * k;
+  int64_t k = g->k, block = g->block;
+  T *a_tails = (T *)(void *)scratch, *b_tails = a_tails + g->tallest * LANES,
+    *c = b_tails + PANEL_COLUMNS * LANES, *wide = c + g->tallest * PANEL_COLUMNS;
+  const T *a = (const T *)g->a + p->row * k, *b[PANEL_COLUMNS];
+  NAME(copy_tails)(a, k, p->rows, k, a_tails);
+  for (int64_t j = 0; j < p->columns; j += block) {
+    /* The last columns are repeated to fill a tile. */
+    int64_t columns = least(block, (p->columns - j + 3) / 4 * 4);
+    for (int64_t q = 0; q < columns; q++) {
+      int64_t at = (p->group * g->n + p->column + least(j + q, p->columns - 1)) * k;
       b[q] = (const T *)g->b + at;
-      if (!g->narrow) continue;
-      mpg_cpu_load_all(g->compute, g->dtype, g->b, at, k, wide + q * k);
-      b[q] = wide + q * k;
+      if (g->narrow) {
+        mpg_cpu_load_all(g->compute, g->dtype, g->b, at, k, wide + q * k);
+        b[q] = wide + q * k;
+      }
+      NAME(copy_tails)(b[q], 0, 1, k, b_tails + q * LANES);
     }
-    for (int q = 0; q < 4; q++) NAME(copy_tails)(b[q], 0, 1, k, b_tails + q * LANES);
-    int64_t i = 0;
-    for (; i + DOT_ROWS <= p->rows; i += DOT_ROWS)
-      NAME(dot_tile)(DOT_ROWS, k, a + i * k, k, b, tails + i * LANES, b_tails,
-                     c + i * PANEL_COLUMNS + j);
-#define REST(count)                                                       \
-  case count:                                                             \
-    NAME(dot_tile)(count, k, a + i * k, k, b, tails + i * LANES, b_tails, \
-                   c + i * PANEL_COLUMNS + j);                            \
-    break
-    switch (p->rows - i) {
-      REST(1);
-      REST(2);
-      REST(3);
-      REST(4);
-      default: break;
-    }
-#undef REST
+    int64_t row = k * (int64_t)mpg_dtype_size(g->dtype),
+            after = (p->group * g->n + p->column + j + columns) * row;
+    bool whole = p->rows > DOT_ROWS && after + columns * row <= g->b_bytes;
+    NAME(dot_columns)(p, k, columns, a, a_tails, b, b_tails, c + j, (const char *)g->b + after,
+                      whole ? columns * row : 0);
   }
   store_panel(g, p, c, PANEL_COLUMNS, sizeof(T));
 }
@@ -162,7 +175,7 @@ static void NAME(panels)(void *context, int64_t begin, int64_t end) {
 
 /* Returns the bytes of scratch memory that a thread needs. */
 static size_t NAME(panel_bytes)(const grouped *g) {
-  return sizeof(T) * (g->dots ? (size_t)((PANEL_ROWS + 4) * LANES + (g->narrow ? 4 * g->k : 0) +
-                                         PANEL_ROWS * PANEL_COLUMNS)
-                              : (size_t)((STEP_DEPTH + PANEL_ROWS) * 2 * LANES));
+  int64_t dots = (g->tallest + PANEL_COLUMNS) * LANES + g->tallest * PANEL_COLUMNS +
+                 (g->narrow ? g->block * g->k : 0);
+  return sizeof(T) * (size_t)(g->dots ? dots : (STEP_DEPTH + g->tallest) * 2 * LANES);
 }
