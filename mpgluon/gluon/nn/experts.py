@@ -43,7 +43,8 @@ class MoE(Layer):
     (`F.contrib.add_loss`): no loss has to be passed on to the training loop. They count once per
     sample, like the result of `gluon.loss`, so ``trainer.step(batch_size)`` divides them by the
     batch size. If the training loop averages the losses of the batch itself, divide the
-    coefficients by the batch size.
+    coefficients by the batch size. In a hybridized block, automatic mixed precision with float16
+    cannot scale them, and raises an error; use bfloat16.
 
     Parameters
     ----------

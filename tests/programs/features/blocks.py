@@ -481,13 +481,14 @@ class Classes(Typed):
 
 
 class Experts(HybridBlock):
-    """Three experts, two of them per token. Each row has three tokens."""
+    """Three experts that each token uses: a choice would turn rounding into other experts. Each
+    row has three tokens."""
 
     def __init__(self):
         super().__init__(prefix="experts_")
         with self.name_scope():
             self.moe = nn.MoE(
-                2, 3, experts=3, k=2, shared=1, z_loss=0.1, in_units=2, weight_initializer="normal"
+                2, 3, experts=3, k=3, shared=1, z_loss=0.1, in_units=2, weight_initializer="normal"
             )
 
     def hybrid_forward(self, F, h):

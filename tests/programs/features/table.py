@@ -297,6 +297,11 @@ REFUSED = [
         {},
     ),
     (({"custom": HOSTED}, {"gradient": ["second order"]}), "no gradient", {}),
+    (
+        ({"layer": ["MoE"]}, {"precision": ["amp float16"]}),
+        "cannot follow the changing loss scale",
+        COMPILED_WHOLE,
+    ),
     (({"way": COMPILED}, {"memory": WRITES}), "hybridize", {}),
     (({"recompute": ["layers"]}, {"memory": WRITES}), "hybridize", {}),
     (
