@@ -23,6 +23,7 @@ static mpg_shape vector(int64_t size) { return (mpg_shape){.ndim = 1, .dims = {s
 /* Returns the number of rows per token of an array with `rows` rows; -1 if unknown. */
 static mpg_status rows_per_token(const mpg_infer *infer, int64_t rows, int64_t tokens, int64_t *k) {
   *k = -1;
+  if (rows > INT32_MAX) return mpg_infer_fail(infer, "there must be less than 2^31 rows");
   if (rows < 0 || tokens <= 0) return MPG_OK;
   if (rows % tokens)
     return mpg_infer_fail(infer, "order must have a multiple of %lld elements, one per token",
@@ -126,6 +127,7 @@ mpg_status mpg_infer_combine(mpg_infer *infer) {
   mpg_shape order = vector(rows->shape.dims[0]), out = {.ndim = 2, .dims = {-1}};
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &order));
   int64_t count = rows->shape.dims[0];
+  if (count > INT32_MAX) return mpg_infer_fail(infer, "there must be less than 2^31 rows");
   if (weighted) {
     const mpg_shape *weights = &infer->inputs[2].shape;
     if (weights->ndim < 0) return MPG_OK;

@@ -11,7 +11,7 @@ from ...base import MXNetValueError
 from ..block import HybridBlock
 from .activations import check_activation
 from .basic_layers import Dense
-from .transformer_layers import _GATES, GatedMLP
+from .transformer_layers import GATES, GatedMLP
 
 if TYPE_CHECKING:
     from ..._internal.types import Init, Layer
@@ -111,7 +111,7 @@ class MoE(Layer):
         super().__init__(prefix=prefix, params=params)
         domain.size(1, units=units, hidden=hidden, experts=experts, k=k)
         domain.size(0, shared=shared, in_units=in_units)
-        check_activation("MoE", activation, _GATES)
+        check_activation("MoE", activation, GATES)
         if router not in _ROUTERS:
             raise MXNetValueError(f"MoE: router must be 'softmax' or 'sigmoid', not {router!r}")
         if balance not in _BALANCES:

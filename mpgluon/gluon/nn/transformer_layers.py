@@ -19,7 +19,7 @@ else:
 
 __all__ = ["GatedMLP", "RMSNorm"]
 
-_GATES = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "sigmoid")
+GATES = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "sigmoid")
 
 
 class RMSNorm(Layer):
@@ -143,7 +143,7 @@ class GatedMLP(Layer):
         super().__init__(prefix=prefix, params=params)
         domain.size(1, hidden=hidden)
         domain.fraction(dropout=dropout)
-        check_activation("GatedMLP", activation, _GATES)
+        check_activation("GatedMLP", activation, GATES)
         self._activation = activation
         options: dict[str, Any] = dict(
             use_bias=use_bias, flatten=False, weight_initializer=weight_initializer, dtype=dtype

@@ -1,7 +1,7 @@
 """Compares a mixture of experts with a dense layer of the same work, and with the block of
 transformers, if it is installed: milliseconds, and the ratio to the dense layer.
 
-    python benchmarks/experts.py [--threads 1] [--rounds 10]
+    python benchmarks/single_ops/experts.py [--threads 1] [--rounds 10]
 
 The dense layer has k times the hidden values of an expert, so both multiply and add equally often.
 All contenders run in turns. Of the two ways of transformers, a loop and grouped products, the
