@@ -166,6 +166,8 @@ def test_options_are_checked():
             layer(**options)
     with pytest.raises(mx.MXNetError, match="k = 3 must be at most the number of experts, 2"):
         nd.contrib.route(nd.zeros((4, 2)), k=3)
+    with pytest.raises(mx.MXNetError, match=r"tokens \* k must be less than 2\^31"):
+        mx.sym.contrib.route(mx.sym.var("scores"), k=2)[0].infer_shape(scores=(2**30, 4))
 
 
 # --- Devices, pipelines, precision and files ------------------------------------------------------
