@@ -23,6 +23,7 @@ GENERATORS = {
     "random_networks.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "random_pipelines.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "random_shapes.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
+    "random_generation.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "stateful.py": lambda seconds, seed: [
         "--minutes",
         seconds / 60,

@@ -13,6 +13,8 @@ from mpgluon.gluon.model_zoo.text import _generation
 from mpgluon.gluon.model_zoo.text._cache import Cache
 from mpgluon.gluon.model_zoo.text._lanes import Lane
 from mpgluon.gluon.model_zoo.text._requests import Request, Stops
+from programs.random_blocks import check_fresh
+from programs.random_generation import Case
 from support.devices import on
 from support.text.generation import DRAWN, NETWORKS, PROMPTS, network
 
@@ -187,3 +189,7 @@ def test_first_device_computes_steps_of_all_groups_while_the_second_is_busy(pena
         first = time.perf_counter() - started
         slow.wait_to_read()
         assert first < (time.perf_counter() - started) / 2
+
+
+def test_random_decoders_and_options_give_the_tokens_of_whole_sequences():
+    check_fresh(Case, 6, "random_generation.py")

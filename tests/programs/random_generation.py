@@ -1,0 +1,175 @@
+"""Random decoders, placements and options of `generate`, against the network on whole sequences.
+
+    python tests/programs/random_generation.py [--count 1000] [--seed 7]
+
+Every way to generate must give the same tokens: alone or in a batch, placed on devices, in groups,
+with drafts, with windows that move, and as a stream. Greedy tokens must have the largest scores
+that the network computes for the whole sequence without a cache. Networks with split heads are
+checked by scores alone, because their sums have another order.
+"""
+
+import random
+import sys
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import nd
+from mpgluon.gluon.model_zoo import text
+from programs.random_blocks import hunt
+from support.devices import on
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
+
+
+class Case:
+    """A decoder, prompts and options."""
+
+    nodes, outputs = (), ()  # a case cannot be made smaller
+
+    def __init__(self, seed):
+        self.seed = seed
+        r = random.Random(seed)
+        self.layers = r.randint(1, 3)
+        kv_heads = r.choice([1, 2, 4])
+        self.vocab = r.choice([17, 64, 97])
+        self.network = {
+            "units": r.choice([16, 24]),
+            "heads": kv_heads * r.choice([1, 2]),
+            "kv_heads": kv_heads,
+            "head_dim": r.choice([4, 8]),
+            "hidden": r.choice([12, 32]),
+            "norm": r.choice(["rms", "layer"]),
+            "activation": r.choice(["silu", "gelu", "gelu_tanh", "relu"]),
+            "gated": r.random() < 0.7,
+            "attention_bias": r.random() < 0.4,
+            "mlp_bias": r.random() < 0.4,
+            "window": [r.choice([0, 0, 3, 20]) for _ in range(self.layers)],
+            "tied": r.random() < 0.3,
+            "qk_norm": r.random() < 0.3,
+            "softcap": r.choice([0, 0, 5.0]),
+            "head_softcap": r.choice([0, 0, 3.0]),
+            "sandwich": r.random() < 0.3,
+        }
+        if r.random() < 0.7:
+            self.network["rotary"] = {"style": r.choice(["half", "pairs"])}
+        if r.random() < 0.4:
+            self.network["positions"] = 1200
+        if r.random() < 0.2:
+            self.network.update(experts=3, experts_per_token=r.choice([1, 2]))
+        self.dtype = r.choice(["float32", "float32", "bfloat16", "float16"])
+        longest = r.choice([5, 40, 40, 1000])
+        self.prompts = [
+            [r.randrange(self.vocab) for _ in range(r.randint(1, longest))]
+            for _ in range(r.choice([1, 2, 2, 3, 5]))
+        ]
+        self.most = r.choice([1, 5, 12, 30])
+        self.options = {"max_new": self.most, "seed": [r.randrange(99) for _ in self.prompts]}
+        if r.random() < 0.5:
+            self.options.update(
+                temperature=r.choice([0.7, 1.5]),
+                top_k=r.choice([0, 5]),
+                top_p=r.choice([1.0, 0.8]),
+                min_p=r.choice([0.0, 0.05]),
+            )
+        if r.random() < 0.3:
+            self.options["repetition_penalty"] = r.choice([0.8, 1.4])
+        if r.random() < 0.4:
+            self.options["stop"] = [
+                r.randrange(self.vocab),
+                [r.randrange(self.vocab), r.randrange(self.vocab)],
+            ]
+        self.devices = sorted(r.randrange(3) for _ in range(self.layers))
+        self.groups = r.choice([None, 1, 2, 3])
+        self.draft = r.choice(["network", r.randint(1, 7)])
+        self.count = r.randint(1, 7)
+        self.threads = r.choice([0, 1, 2])
+        self.splits = kv_heads > 1 and r.random() < 0.5
+
+    def __repr__(self):
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in vars(self).items())})"
+
+    def make(self, layers=None):
+        mx.random.seed(self.seed)
+        options = dict(self.network)
+        options["window"] = options["window"][: layers or self.layers]
+        net = text.Decoder(
+            self.vocab, layers=layers or self.layers, deviation=0.5, prefix="net_", **options
+        )
+        net.initialize(ctx=on(0))
+        net.cast(self.dtype)
+        return net
+
+    def placed(self):
+        places = {rf"layers\.{i}": on(d) for i, d in enumerate(self.devices)}
+        first, last = on(self.devices[0]), on(self.devices[-1])
+        places.update({"embed": first, "norm": last, "head": last})
+        if "positions" in self.network:
+            places["positions"] = first
+        net = self.make()
+        net.place(places, verbose=False)
+        return net
+
+    def check(self):
+        mx.context.set_threads(self.threads)
+        try:
+            self._check()
+        finally:
+            mx.context.set_threads(0)
+
+    def _check(self):
+        net = self.make()
+        expected = text.generate(net, self.prompts, **self.options)
+        for prompt, new in zip(self.prompts, expected):
+            self.check_scores(net, prompt, new)
+        for name, found in self.ways(net):
+            assert found == expected, f"{name}: {found}, not {expected}"
+        if self.splits:
+            split = self.make()
+            mx.parallel.shard(split, {r"layers\.\d+\.attention": "heads"}, [on(0), on(1)])
+            for prompt, new in zip(
+                self.prompts, text.generate(split, self.prompts, **self.options)
+            ):
+                self.check_scores(net, prompt, new)
+
+    def ways(self, net):
+        """Yields (name, tokens) for each way to generate."""
+        seeds = self.options["seed"]
+        alone = [
+            text.generate(net, [prompt], **{**self.options, "seed": seed})[0]
+            for prompt, seed in zip(self.prompts, seeds)
+        ]
+        yield "alone", alone
+        yield (
+            "placed",
+            text.generate(self.placed(), self.prompts, groups=self.groups, **self.options),
+        )
+        draft = self.make(1) if self.draft == "network" else self.draft
+        yield (
+            "draft",
+            text.generate(
+                self.placed(), self.prompts, draft=draft, draft_tokens=self.count, **self.options
+            ),
+        )
+        streamed = [[] for _ in self.prompts]
+        for request, token in text.generate(net, self.prompts, stream=True, **self.options):
+            streamed[request].append(token)
+        yield "stream", streamed
+
+    def check_scores(self, net, prompt, new):
+        """Compares greedy tokens with the scores of the whole sequence."""
+        assert len(new) <= self.most and all(0 <= token < self.vocab for token in new)
+        if self.options.get("temperature") or not new:
+            return
+        tokens = nd.array([[*prompt, *new[:-1]]], dtype="int32", ctx=on(0))
+        scores = net(tokens)[0].astype("float32").asnumpy()[len(prompt) - 1 :]
+        penalty = self.options.get("repetition_penalty", 1)
+        for i, (row, token) in enumerate(zip(scores, new)):
+            there = list({*prompt, *new[:i]})
+            row[there] = np.where(row[there] > 0, row[there] / penalty, row[there] * penalty)
+            limit = TOLERANCE[self.dtype] * max(1, np.abs(row).max())
+            assert row[token] >= row.max() - limit, (i, token, row[token], row.max())
+
+
+if __name__ == "__main__":
+    sys.exit(hunt(lambda seed, options: Case(seed)))
