@@ -9,7 +9,7 @@ import mpgluon as mx
 from mpgluon import nd
 from mpgluon.gluon.model_zoo import text
 from support.devices import on
-from support.text.generation import NETWORKS, PROMPTS, network
+from support.networks import DECODERS, PROMPTS, decoder
 
 
 def log_probabilities(net, tokens):
@@ -24,10 +24,10 @@ def score(net, prompt, new, penalty):
     return sum(row[token] for row, token in zip(rows, new)) / len(new) ** penalty
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize("name", sorted(DECODERS))
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
 def test_scores_are_those_of_the_whole_sequences(name, penalty):
-    net = network(name)
+    net = decoder(name)
     options = {"max_new": 7, "length_penalty": penalty, "return_scores": True}
     found, scores = text.generate(net, PROMPTS, num_beams=4, **options)
     for prompt, new, value in zip(PROMPTS, found, scores):
@@ -53,7 +53,7 @@ def test_as_many_beams_as_sequences_find_the_best_one():
 
 @pytest.mark.parametrize("stop", [(), [43], [43, 9, 59]])
 def test_requests_do_not_depend_on_the_batch_or_placement(stop):
-    net = network()
+    net = decoder()
     prompts = [*PROMPTS, [5]]
     options = {"max_new": 8, "num_beams": 2, "return_scores": True, "stop": stop}
     together = text.generate(net, prompts, **options)

@@ -8,15 +8,15 @@ from mpgluon import _core
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _lanes
 from support.devices import on
-from support.text.generation import DRAWN, NETWORKS, PROMPTS, network
+from support.networks import DECODERS, DRAWN, PROMPTS, decoder
 
 MORE = [*PROMPTS, [3, 3, 3, 3], [5, 6, 7, 5, 6, 7, 5]]
 
 
 @pytest.mark.parametrize("options", [{}, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize("name", sorted(DECODERS))
 def test_drafts_do_not_change_tokens(name, options):
-    net, small = network(name), network(name, seed=4)
+    net, small = decoder(name), decoder(name, seed=4)
     expected = text.generate(net, MORE, max_new=20, seed=3, **options)
     for draft, count in ((net, 1), (net, 3), (small, 2), (small, 7), (1, 3), (4, 3), (7, 3)):
         found = text.generate(
@@ -92,7 +92,7 @@ def rounds(monkeypatch):
 
 
 def test_right_drafts_are_accepted_as_a_whole(monkeypatch):
-    net, counts = network(), rounds(monkeypatch)
+    net, counts = decoder(), rounds(monkeypatch)
     for options in ({}, {"temperature": 1.3, "seed": 2}):
         counts.clear()
         text.generate(net, PROMPTS[:1], max_new=13, draft=net, draft_tokens=3, **options)
@@ -104,31 +104,31 @@ def test_repeated_tokens_are_looked_up(monkeypatch):
     assert _lanes.lookup([7, 3, 5, 4, 3, 6, 1, 3], 3) == [6, 1, 3]
     assert _lanes.lookup([1, 2, 3, 5, 2, 3, 7, 1, 2, 3], 4) == [5, 2, 3, 7]
     assert _lanes.lookup([1, 2, 3], 2) == [] and _lanes.lookup([4], 2) == []
-    counts, net = rounds(monkeypatch), network("gpt2")
+    counts, net = rounds(monkeypatch), decoder("gpt2")
     net.head.weight.set_data(0 * net.head.weight.data())  # the first token is drawn forever
     assert text.generate(net, [[0, 0]], max_new=13, draft=3) == [[0] * 13]
     assert counts == [[1], [4], [4], [4]]
 
 
 def test_requests_end_at_stops_inside_of_drafts():
-    net = network()
+    net = decoder()
     whole = text.generate(net, MORE, max_new=20)
     for stop in (whole[0][6], whole[1][3:5], whole[2][2]):
         stops = stop if isinstance(stop, int) else [stop]
         expected = text.generate(net, MORE, max_new=20, stop=stops)
-        for draft in (net, network(seed=4), 5):
+        for draft in (net, decoder(seed=4), 5):
             assert text.generate(net, MORE, max_new=20, stop=stops, draft=draft) == expected
 
 
 def test_drafts_reach_the_last_position():
-    net = network("gpt2")
+    net = decoder("gpt2")
     expected = text.generate(net, [list(range(80))], max_new=20)
-    for draft in (net, network("gpt2", seed=4), 7):
+    for draft in (net, decoder("gpt2", seed=4), 7):
         assert text.generate(net, [list(range(80))], max_new=20, draft=draft) == expected
 
 
 def test_drafts_of_other_devices_do_not_change_tokens():
-    net, small = network(), network(seed=4)
+    net, small = decoder(), decoder(seed=4)
     expected = text.generate(net, PROMPTS, max_new=12, seed=1, **DRAWN)
     net.place(
         {"embed": on(0), r"layers\.0": on(0), r"layers\.1": on(1), "norm|head": on(1)},

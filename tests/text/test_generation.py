@@ -14,13 +14,13 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text._steps import Step
 from support.devices import on
-from support.text.generation import DRAWN, NETWORKS, PROMPTS, network, without_cache
+from support.networks import DECODERS, DRAWN, PROMPTS, decoder, without_cache
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize("name", sorted(DECODERS))
 def test_greedy_tokens_equal_those_without_a_cache(name, hybridize):
-    net = network(name)
+    net = decoder(name)
     expected = [without_cache(net, prompt, 10) for prompt in PROMPTS]
     net.hybridize(hybridize)
     assert text.generate(net, PROMPTS, max_new=10) == expected
@@ -29,7 +29,7 @@ def test_greedy_tokens_equal_those_without_a_cache(name, hybridize):
 @pytest.mark.parametrize("options", [{}, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_tokens_do_not_depend_on_batch_or_placement(name, options):
-    net = network(name)
+    net = decoder(name)
     together = text.generate(net, PROMPTS, max_new=9, seed=[5, 9], **options)
     apart = [
         text.generate(net, [prompt], max_new=9, seed=seed, **options)[0]
@@ -45,7 +45,7 @@ def test_tokens_do_not_depend_on_batch_or_placement(name, options):
 
 
 def test_results_do_not_depend_on_how_the_prompt_is_cut(monkeypatch):
-    net = network()
+    net = decoder()
     prompt = [list(range(90))]
     expected = text.generate(net, prompt, max_new=6, seed=1, **DRAWN)
     monkeypatch.setattr("mpgluon.gluon.model_zoo.text._lanes.CHUNKS", (7, 2, 1))
@@ -53,7 +53,7 @@ def test_results_do_not_depend_on_how_the_prompt_is_cut(monkeypatch):
 
 
 def test_stop_tokens_end_requests_and_stream_follows():
-    net, seen = network(), []
+    net, seen = decoder(), []
     whole = text.generate(net, PROMPTS, max_new=12)
     stop = whole[0][5]
     new = text.generate(
@@ -67,7 +67,7 @@ def test_stop_tokens_end_requests_and_stream_follows():
 
 
 def test_seeds_make_draws_repeatable():
-    net = network()
+    net = decoder()
     draw = dict(max_new=8, temperature=1.5)
     first = text.generate(net, PROMPTS, seed=4, **draw)
     assert text.generate(net, PROMPTS, seed=4, **draw) == first
@@ -81,7 +81,7 @@ def test_seeds_make_draws_repeatable():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_continues_prompts(dtype):
-    net = network()
+    net = decoder()
     net.cast(dtype)
     assert net.make_cache(2, 4)[0][0].dtype == net.embed.weight.data().dtype
     together = text.generate(net, PROMPTS, max_new=6)
@@ -89,7 +89,7 @@ def test_half_precision_continues_prompts(dtype):
 
 
 def test_weights_that_change_are_used_by_the_next_call():
-    net = network()
+    net = decoder()
     text.generate(net, PROMPTS, max_new=4)
     net.head.weight.set_data(-net.head.weight.data())
     assert text.generate(net, PROMPTS, max_new=4) == [
@@ -98,7 +98,7 @@ def test_weights_that_change_are_used_by_the_next_call():
 
 
 def test_steps_are_compiled_once_and_freed_with_the_network():
-    net = network()
+    net = decoder()
     for prompts in (PROMPTS, [[4, 4], [3]]):
         text.generate(net, prompts, max_new=4)
     (step,) = (p for p in vars(net)["_generation"].by_options.values() if isinstance(p, Step))
@@ -112,7 +112,7 @@ def test_steps_are_compiled_once_and_freed_with_the_network():
 
 
 def test_invalid_arguments_raise():
-    net = network("gpt2")
+    net = decoder("gpt2")
     for arguments, options, message in (
         ((nn.Dense(3), PROMPTS), {}, "Decoder"),
         ((net, []), {}, "no prompt was given"),

@@ -13,7 +13,7 @@ from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _lanes
 from mpgluon.gluon.model_zoo.text._requests import Request, Stops
 from support.devices import on
-from support.text.generation import DRAWN, PROMPTS, network
+from support.networks import DRAWN, PROMPTS, decoder
 
 
 class Letters:
@@ -45,7 +45,7 @@ def replay(monkeypatch, tokens):
 
 
 def test_sequences_of_tokens_end_requests(monkeypatch):
-    net = network()
+    net = decoder()
     for stop, expected in (
         ([[3, 4, 5]], [1, 2]),
         ([[4, 5], 9], [1, 2, 3]),
@@ -88,7 +88,7 @@ def test_strings_end_requests_and_streams_have_whole_characters(monkeypatch, dra
         replay(monkeypatch, tokens)
         parts.clear()
         new = text.generate(
-            network(),
+            decoder(),
             prompts,
             max_new=len(tokens),
             stop=stop,
@@ -99,7 +99,7 @@ def test_strings_end_requests_and_streams_have_whole_characters(monkeypatch, dra
     replay(monkeypatch, tokens)
     shown = []
     new = text.generate(
-        network(),
+        decoder(),
         [[1]],
         max_new=len(tokens),
         stop=stop,
@@ -113,13 +113,13 @@ def test_incomplete_characters_end_as_replacements(monkeypatch):
     replay(monkeypatch, [37, 60, 61])
     parts = []
     new = text.generate(
-        network(), "A", max_new=3, tokenizer=Letters(), stream=lambda i, part: parts.append(part)
+        decoder(), "A", max_new=3, tokenizer=Letters(), stream=lambda i, part: parts.append(part)
     )
     assert new == "a\ufffd" and parts == ["a", "\ufffd"]
 
 
 def test_closed_generators_leave_nothing_behind():
-    net = network()
+    net = decoder()
     expected = text.generate(net, PROMPTS, max_new=12)
     stream = text.generate(net, PROMPTS, max_new=12, stream=True)
     with autograd.record():
@@ -141,7 +141,7 @@ def test_closed_generators_leave_nothing_behind():
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 @pytest.mark.parametrize("draft", [None, 2])
 def test_errors_of_a_stream_reach_the_caller(error, draft):
-    net, seen = network(), []
+    net, seen = decoder(), []
 
     def stream(request, token):
         seen.append(token)
@@ -151,12 +151,12 @@ def test_errors_of_a_stream_reach_the_caller(error, draft):
     with pytest.raises(error):
         text.generate(net, PROMPTS, max_new=30, stream=stream, draft=draft)
     assert len(seen) == 4 and not autograd.is_recording()
-    assert text.generate(net, PROMPTS, max_new=5) == text.generate(network(), PROMPTS, max_new=5)
+    assert text.generate(net, PROMPTS, max_new=5) == text.generate(decoder(), PROMPTS, max_new=5)
 
 
 def test_threads_generate_with_one_network():
-    net, found = network(), {}
-    expected = [text.generate(network(), PROMPTS, max_new=20, seed=i, **DRAWN) for i in range(4)]
+    net, found = decoder(), {}
+    expected = [text.generate(decoder(), PROMPTS, max_new=20, seed=i, **DRAWN) for i in range(4)]
 
     def run(i):
         found[i] = text.generate(net, PROMPTS, max_new=20, seed=i, **DRAWN)
@@ -170,7 +170,7 @@ def test_threads_generate_with_one_network():
 
 
 def test_memory_does_not_grow_from_call_to_call():
-    net = network()
+    net = decoder()
     used = []
     for i in range(6):
         text.generate(net, PROMPTS, max_new=20, seed=i, **DRAWN)
@@ -184,7 +184,7 @@ def test_memory_does_not_grow_from_call_to_call():
 
 
 def test_no_new_tokens_are_an_empty_result():
-    net = network()
+    net = decoder()
     assert text.generate(net, PROMPTS, max_new=0) == [[], []]
     assert list(text.generate(net, PROMPTS, max_new=0, stream=True)) == []
     assert text.generate(net, PROMPTS, max_new=0, draft=2) == [[], []]
@@ -195,10 +195,10 @@ def test_no_new_tokens_are_an_empty_result():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("options", [{"draft": 3}, {"draft": "net"}, {"groups": 2}])
 def test_half_precision_gives_the_same_tokens_with_each_option(dtype, options):
-    net = network()
+    net = decoder()
     net.cast(dtype)
     if options.get("draft") == "net":
-        options = {"draft": network(seed=4)}
+        options = {"draft": decoder(seed=4)}
         options["draft"].cast(dtype)
     expected = text.generate(net, PROMPTS, max_new=12)
     assert text.generate(net, PROMPTS, max_new=12, **options) == expected
@@ -207,7 +207,7 @@ def test_half_precision_gives_the_same_tokens_with_each_option(dtype, options):
 
 
 def test_invalid_options_raise():
-    net, small = network("gpt2"), text.Decoder(50, units=8, layers=1, heads=2, hidden=8, rotary={})
+    net, small = decoder("gpt2"), text.Decoder(50, units=8, layers=1, heads=2, hidden=8, rotary={})
     small.initialize(ctx=on(0))
     for arguments, options, message in (
         ((net, "text"), {}, "pass tokenizer="),
@@ -224,8 +224,8 @@ def test_invalid_options_raise():
         ((net, PROMPTS), {"draft": small}, "same vocabulary"),
         ((net, PROMPTS), {"draft": 8}, "1 to 7 tokens"),
         ((net, PROMPTS), {"draft": "small"}, "draft must be a Decoder"),
-        ((net, PROMPTS), {"draft": network("gpt2"), "max_new": 90}, "only 100 positions"),
-        ((network(), PROMPTS), {"draft": network("gpt2"), "max_new": 90}, "draft has only 100"),
+        ((net, PROMPTS), {"draft": decoder("gpt2"), "max_new": 90}, "only 100 positions"),
+        ((decoder(), PROMPTS), {"draft": decoder("gpt2"), "max_new": 90}, "draft has only 100"),
         ((net, PROMPTS), {"groups": 0}, "groups"),
     ):
         with pytest.raises((TypeError, ValueError, mx.base.MXNetError), match=message):
@@ -240,7 +240,7 @@ def test_contrib_has_the_same_function():
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_chunks_of_prompts_are_compiled_once(size):
-    net = network()
+    net = decoder()
     for length in (3, 9, 10, 40, 43):
         text.generate(net, [list(range(length))] * size, max_new=2)
     (prompt,) = (p for p in vars(net)["_generation"].by_options.values() if "prompt" in p.prefix)

@@ -16,7 +16,7 @@ from mpgluon.gluon.model_zoo.text._requests import Request, Stops
 from programs.random_blocks import check_fresh
 from programs.random_generation import Case
 from support.devices import on
-from support.text.generation import DRAWN, NETWORKS, PROMPTS, network
+from support.networks import DECODERS, DRAWN, PROMPTS, decoder
 
 HALVES = {"embed": on(0), r"layers\.0": on(0), r"layers\.1": on(1), "norm|head": on(1)}
 MORE = [*PROMPTS, [3], [9, 8, 7, 6, 5], [11, 12]]
@@ -25,7 +25,7 @@ MORE = [*PROMPTS, [3], [9, 8, 7, 6, 5], [11, 12]]
 @pytest.mark.parametrize("options", [{}, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_groups_give_the_tokens_of_one_group(count, options):
-    net = network()
+    net = decoder()
     expected = text.generate(net, MORE[:count], max_new=9, seed=5, **options)
     net.place(HALVES, verbose=False)
     for groups in (None, 1, 2, 3, 9):
@@ -34,7 +34,7 @@ def test_groups_give_the_tokens_of_one_group(count, options):
 
 
 def test_groups_are_those_of_the_devices(monkeypatch):
-    net, sizes = network(), []
+    net, sizes = decoder(), []
 
     class Lane(_generation.Lane):
         def __init__(self, net, requests, *given):
@@ -66,11 +66,11 @@ def split(net, devices=2):
     ids=["greedy", "drawn", "draft", "beams"],
 )
 def test_split_heads_have_a_cache_on_each_device(name, options):
-    net = network(name)
+    net = decoder(name)
     expected = text.generate(net, PROMPTS, max_new=9, seed=[5, 9], **options)
     split(net)
     assert text.generate(net, PROMPTS, max_new=9, seed=[5, 9], **options) == expected
-    kv_heads = NETWORKS[name].get("kv_heads", 4)
+    kv_heads = DECODERS[name].get("kv_heads", 4)
     for parts in net.make_cache(2, 8):
         assert [keys.context for keys, _ in parts] == [on(0), on(1)]
         assert {array.shape for part in parts for array in part} == {(2, 8, kv_heads // 2, 8)}
@@ -111,7 +111,7 @@ def whole_caches(monkeypatch):
     ids=["greedy", "drawn", "beams", "draft", "groups", "split"],
 )
 def test_windows_that_move_keep_the_bits_of_whole_caches(monkeypatch, options, dtype):
-    net, options = network("gemma"), dict(options)
+    net, options = decoder("gemma"), dict(options)
     net.cast(dtype)
     if options.pop("split", False):
         split(net)
@@ -133,7 +133,7 @@ def flat(given):
 def test_windows_move_while_tokens_are_generated(monkeypatch):
     """With chunks of 8, the cache of a window of 4 has 448 rows."""
     monkeypatch.setattr("mpgluon.gluon.model_zoo.text._lanes.CHUNKS", (8, 1))
-    net = network("gemma")
+    net = decoder("gemma")
     found = text.generate(net, PROMPTS, max_new=900)
     whole_caches(monkeypatch)
     assert text.generate(net, PROMPTS, max_new=900) == found
@@ -162,7 +162,7 @@ def test_attention_with_a_moved_window_matches_that_to_all_rows(window):
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_first_device_computes_steps_of_all_groups_while_the_second_is_busy(penalty):
     """So with one group for each device, no device waits for the other one."""
-    net = network()
+    net = decoder()
     net.place(HALVES, verbose=False)
     options = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     options["repetition_penalty"] = penalty

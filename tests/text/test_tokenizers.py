@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mpgluon.gluon.model_zoo import text
-from support.text.generation import network
+from support.networks import decoder
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}"
@@ -67,7 +67,7 @@ def test_messages_are_formatted_by_the_chat_template(folder):
     messages = [{"role": "user", "content": "hello"}]
     assert own.chat(messages) == "<s>[user]hello[assistant]"
     assert own.chat(messages, reply=False) == "<s>[user]hello"
-    net = network()
+    net = decoder()
     prompt = own.encode(own.chat(messages), special=False)
     assert prompt.count(0) == 1
     (new,) = text.generate(net, [prompt], max_new=6, tokenizer=own)
@@ -85,7 +85,7 @@ def test_messages_are_formatted_by_the_chat_template(folder):
 
 @pytest.mark.parametrize("options", [{}, {"draft": 3}, {"num_beams": 2}])
 def test_texts_are_continued_as_their_tokens(folder, options):
-    own, net = text.tokenizer(folder), network()
+    own, net = text.tokenizer(folder), decoder()
     tokens = text.generate(net, [own.encode(one) for one in TEXTS], max_new=12, stop=[1], **options)
     expected = [own.decode(one) for one in tokens]
     assert text.generate(net, TEXTS, max_new=12, tokenizer=own, **options) == expected
@@ -94,7 +94,7 @@ def test_texts_are_continued_as_their_tokens(folder, options):
 
 
 def test_streams_of_text_add_up_to_the_result(folder):
-    own, net = text.tokenizer(folder), network()
+    own, net = text.tokenizer(folder), decoder()
     draw = dict(max_new=40, temperature=3.0, tokenizer=own)
     for seed in range(10):
         parts = [[], [], []]
@@ -112,7 +112,7 @@ def test_streams_of_text_add_up_to_the_result(folder):
 
 def test_tokenizers_of_other_packages_are_accepted(folder):
     tokenizers = pytest.importorskip("tokenizers")
-    net, raw = network(), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    net, raw = decoder(), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     expected = text.generate(net, TEXTS, max_new=9, tokenizer=text.tokenizer(folder), stop=())
     assert text.generate(net, TEXTS, max_new=9, tokenizer=raw) == expected
     with pytest.raises(TypeError, match="text.tokenizer"):
@@ -134,7 +134,7 @@ def test_transformers_formats_and_decodes_alike(folder):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "low"}]
     formatted = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert own.chat(messages) == formatted
-    net = network()
+    net = decoder()
     assert text.generate(net, TEXTS, max_new=9, tokenizer=theirs) == text.generate(
         net, TEXTS, max_new=9, tokenizer=own, stop=()
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..._internal.types import DType, Init, Layer, NDArray
+    from ...context import Context
 else:
     Layer = HybridBlock
 
@@ -70,6 +71,19 @@ def positions_after(F: Any, x: Any, lengths: Any) -> Any:
         x = F.slice_axis(x, axis=axis, begin=0, end=1)
     steps = F.contrib.arange_like(F.Cast(x, dtype="int32"), axis=1)
     return F.broadcast_add(F.expand_dims(lengths, axis=1), F.expand_dims(steps, axis=0))
+
+
+def cache_arrays(
+    shape: tuple[int, int, int, int], window: int, chunk: int, ctx: Context, dtype: DType
+) -> list[NDArray]:
+    """Returns the arrays of `MultiHeadAttention.make_cache` for keys of a shape (batch, length,
+    heads, features), limited to the rows of a window if it is not 0."""
+    batch, length, *sizes = shape
+    first = []
+    rows = -(-(window + _BLOCK + chunk) // 64) * 64
+    if window and rows < length:
+        length, first = rows, [nd.zeros((batch,), ctx=ctx, dtype="int32")]
+    return [nd.zeros((batch, length, *sizes), ctx=ctx, dtype=dtype) for _ in range(2)] + first
 
 
 class MultiHeadAttention(Layer):
@@ -319,16 +333,14 @@ class MultiHeadAttention(Layer):
             device, dtype = key.packed.list_ctx()[0], key.dtype
         else:
             device, dtype = key.weight.list_ctx()[0], key.weight.dtype
-        return self._new_cache(batch, length, chunk, self._kv_heads, device, dtype)
+        shape = (batch, length, self._kv_heads, self._head_dim)
+        return cache_arrays(shape, self.cached_window if chunk else 0, chunk, device, dtype)
 
-    def _new_cache(self, batch, length, chunk, kv_heads, ctx, dtype):
-        first = []
-        if chunk and self._window and not self._long_factors:
-            rows = -(-(self._window + _BLOCK + chunk) // 64) * 64
-            if rows < length:
-                length, first = rows, [nd.zeros((batch,), ctx=ctx, dtype="int32")]
-        shape = (batch, length, kv_heads, self._head_dim)
-        return [nd.zeros(shape, ctx=ctx, dtype=dtype) for _ in range(2)] + first
+    @property
+    def cached_window(self) -> int:
+        """Number of keys to which caches may be limited; 0 for all. Factors of longrope depend on
+        the length of the cache, so they need a whole one."""
+        return 0 if self._long_factors else self._window
 
     def __repr__(self) -> str:
         shared = "" if self._kv_heads == self._heads else f", {self._kv_heads} key heads"

@@ -25,6 +25,7 @@ from ...gluon import nn
 from ...gluon._nested import holds
 from ...gluon._tree import children, own_parameters, run_eagerly, set_children
 from ...gluon.block import Block, HybridBlock
+from ...gluon.nn.attention import cache_arrays
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments
 from ...gluon.parameter import Parameter
 from .. import collectives
@@ -221,11 +222,13 @@ class ParallelHeads(SplitLayer):
                 f"{self.name}: only a split MultiHeadAttention has a cache, not a "
                 f"{type(self._block).__name__}"
             )
-        (*_, weight) = own_parameters(children(self)["key"]).values()
-        spans = collectives.divide(self._division.heads, len(self._ctx))
+        key = whole_weight(children(self)["key"])
+        heads, dtype = self._division.heads, key.members[0].dtype
+        window = self._block.cached_window if chunk else 0
+        sizes = [end - begin for begin, end in collectives.divide(heads, len(self._ctx))]
         return [
-            self._block._new_cache(batch, length, chunk, end - begin, ctx, weight.dtype)
-            for ctx, (begin, end) in zip(self._ctx, spans)
+            cache_arrays((batch, length, size, key.shape[0] // heads), window, chunk, ctx, dtype)
+            for ctx, size in zip(self._ctx, sizes)
         ]
 
     def _called_on(self, ctx, child, args):

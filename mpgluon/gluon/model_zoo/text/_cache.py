@@ -53,7 +53,7 @@ class Cache:
             for part in parts_of(given):
                 if len(part) == 3:
                     new = ([], np.zeros(batch, "int64"))
-                    windows.setdefault(layer.attention._window, new)[0].append(part)
+                    windows.setdefault(layer.attention.cached_window, new)[0].append(part)
         return cls(arrays, windows)
 
     def rows(self, begin: int, end: int) -> Cache:
