@@ -76,6 +76,18 @@ def test_split_heads_have_a_cache_on_each_device(name, options):
         assert {array.shape for part in parts for array in part} == {(2, 8, kv_heads // 2, 8)}
 
 
+@pytest.mark.parametrize("cut", [{"head": "column"}, {"embed": "vocab"}])
+def test_split_embeddings_and_heads_give_the_same_tokens(cut):
+    mx.random.seed(3)
+    sizes = dict(units=32, layers=2, heads=4, hidden=48, rotary={}, deviation=0.5)
+    net = text.Decoder(96, **sizes)
+    net.initialize(ctx=on(0))
+    expected = text.generate(net, PROMPTS, max_new=9)
+    mx.parallel.shard(net, cut, [on(0), on(1)])
+    for draft in (None, 3):
+        assert text.generate(net, PROMPTS, max_new=9, draft=draft) == expected
+
+
 def test_split_attention_of_another_class_has_no_cache():
     class Own(nn.HybridBlock):
         def __init__(self):

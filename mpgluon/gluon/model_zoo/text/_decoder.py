@@ -197,7 +197,7 @@ class Decoder(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         self._embed_scale, self._head_softcap = embed_scale, head_softcap
-        self.max_length = positions
+        self.vocab, self.max_length = vocab, positions
         init = initializer.Normal(deviation)
         new_norm = norm_of(norm, epsilon, norm_offset)
         mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)

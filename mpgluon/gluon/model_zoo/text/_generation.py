@@ -221,11 +221,10 @@ def _check_draft(net, draft, count, most):
         count = int(draft)
     else:
         _check_network("draft", draft)
-        sizes = [one.head.weight.shape[0] for one in (net, draft)]
-        if sizes[0] != sizes[1]:
+        if net.vocab != draft.vocab:
             raise MXNetValueError(
-                f"generate: draft has {sizes[1]} tokens and net {sizes[0]}; they must have the "
-                "same vocabulary"
+                f"generate: draft has {draft.vocab} tokens and net {net.vocab}; they must have "
+                "the same vocabulary"
             )
         if 0 < draft.max_length < most:
             raise MXNetValueError(

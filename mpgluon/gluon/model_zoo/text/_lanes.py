@@ -8,6 +8,7 @@ import numpy as np
 
 from .... import ndarray as nd
 from ._cache import Cache
+from ._decoder import home_of
 from ._steps import Prompt, Step, Verify, programs_of
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ class Prompts:
     ) -> None:
         """`more` is the number of tokens that may follow. Each prompt is read into the first of
         `copies` sequences."""
-        self.net, self.ctx = net, net.embed.weight.list_ctx()[0]
+        self.net = net
         longest = max(len(prompt) for prompt in prompts)
         chunk = next(size for size in CHUNKS if size <= longest)
         self.cache = Cache.create(net, copies * len(prompts), longest + more, max(chunk, 8))
+        weight = getattr(net.embed, "weight", None)  # None if the embedding is split
+        self.ctx = weight.list_ctx()[0] if weight else home_of(self.cache.arrays[0])
         self.scores = [
             self._read(prompt, self.cache.rows(i * copies, i * copies + 1))
             for i, prompt in enumerate(prompts)
