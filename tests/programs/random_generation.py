@@ -56,7 +56,7 @@ class Case:
         if r.random() < 0.4:
             self.network["positions"] = 1200
         if r.random() < 0.2:
-            self.network.update(experts=3, experts_per_token=r.choice([1, 2]))
+            self.network.update(experts=dict(hidden=24, experts=3, k=r.choice([1, 2])))
         self.dtype = r.choice(["float32", "float32", "bfloat16", "float16"])
         longest = r.choice([5, 40, 40, 1000])
         self.prompts = [

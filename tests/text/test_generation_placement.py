@@ -33,7 +33,7 @@ def test_groups_give_the_tokens_of_one_group(count, options):
         assert new == expected, groups
 
 
-def test_groups_are_those_of_the_devices(monkeypatch):
+def test_groups_of_four_or_more_are_those_of_the_devices(monkeypatch):
     net, sizes = decoder(), []
 
     class Lane(_generation.Lane):
@@ -42,11 +42,12 @@ def test_groups_are_those_of_the_devices(monkeypatch):
             super().__init__(net, requests, *given)
 
     monkeypatch.setattr(_generation, "Lane", Lane)
-    text.generate(net, MORE, max_new=2)
+    text.generate(net, MORE * 2, max_new=2)
     net.place(HALVES, verbose=False)
-    text.generate(net, MORE, max_new=2)
-    text.generate(net, MORE[:1], max_new=2)
-    assert sizes == [5, 3, 2, 1]
+    for count in (9, 8, 7, 1):
+        text.generate(net, (MORE * 2)[:count], max_new=2)
+    text.generate(net, MORE, max_new=2, groups=2)
+    assert sizes == [10, 5, 4, 4, 4, 7, 1, 3, 2]
 
 
 def split(net, devices=2):

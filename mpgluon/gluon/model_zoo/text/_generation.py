@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
+# Least requests of a group by default. Each group reads all weights, which takes most of the time
+# of a step with fewer requests.
+GROUP = 4
 SAME_ROWS = 8  # rows up to which the bits of a product's row don't depend on their number
 
 
@@ -99,7 +102,7 @@ def generate(
         Number of tokens that the network `draft` proposes, up to 7.
     groups : int, optional
         Number of groups of requests that take turns, so that several devices compute at once. By
-        default one for each device of the layers.
+        default one for each device of the layers, if each group has at least 4 requests.
     tokenizer : Tokenizer, optional
         Result of `model_zoo.text.tokenizer`, or a tokenizer of the packages tokenizers or
         transformers.
@@ -285,7 +288,8 @@ def _sizes(net, count, groups, draft, draft_tokens):
         size = SAME_ROWS // rows
         return [min(size, count - at) for at in range(0, count, size)]
     if groups is None:
-        groups = len({home_of(layer) for layer in net.make_cache(1, 1)})
+        devices = len({home_of(layer) for layer in net.make_cache(1, 1)})
+        groups = max(1, min(devices, count // GROUP))
     else:
         domain.size(1, groups=groups)
     groups = min(groups, count)
