@@ -197,7 +197,8 @@ class Decoder(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         self._embed_scale, self._head_softcap = embed_scale, head_softcap
-        self.vocab, self.max_length = vocab, positions
+        self.vocab: int = vocab
+        self.max_length: int = positions
         init = initializer.Normal(deviation)
         new_norm = norm_of(norm, epsilon, norm_offset)
         mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
