@@ -56,13 +56,13 @@ static inline float half_at(const uint8_t *bytes) {
 }
 
 /* Stores an element of the result, with its bias. */
-static void store_f32(const few *t, int64_t row, int64_t unit, float value) {
+static void finish_f32(const few *t, int64_t row, int64_t unit, float value) {
   mpg_block_buffer buffer;
   if (t->bias)
     value += *(const float *)mpg_cpu_load(MPG_COMPUTE_F32, t->dtype, t->bias, unit, 1, &buffer);
   mpg_cpu_store(MPG_COMPUTE_F32, t->dtype, t->out, row * t->weight.weight.units + unit, 1, &value);
 }
-static void store_f64(const few *t, int64_t row, int64_t unit, double value) {
+static void finish_f64(const few *t, int64_t row, int64_t unit, double value) {
   if (t->bias) value += ((const double *)t->bias)[unit];
   ((double *)t->out)[row * t->weight.weight.units + unit] = value;
 }

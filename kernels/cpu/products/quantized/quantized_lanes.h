@@ -39,12 +39,12 @@
 #define V_FROM(v) _mm256_cvtepi32_ps(v)
 #define V_MUL(a, b) _mm256_mul_ps(a, b)
 #define V_ADD(a, b) _mm256_add_ps(a, b)
-typedef struct table {
+typedef struct table_halves {
   __m256 low, high;
-} table;
-#define TABLE table
+} table_halves;
+#define TABLE table_halves
 #define TABLE_OF(values) \
-  (table) { _mm256_loadu_ps(values), _mm256_loadu_ps((values) + 8) }
+  (table_halves) { _mm256_loadu_ps(values), _mm256_loadu_ps((values) + 8) }
 /* Bit 3 of each lane selects the half of the table; blendv tests the sign bit. */
 #define V_LOOKUP(table, v)                                    \
   _mm256_blendv_ps(_mm256_permutevar8x32_ps((table).low, v),  \

@@ -14,7 +14,7 @@
 #include "kernels/cpu/products/quantized/quantized_lanes.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-enum { NIBBLE_BLOCK = 8 * LANES };
+enum { NIBBLE_BLOCK = 8 * LANES, MOST_ROWS = 4, UNIT_BLOCK = 64, RUN = 4 * LANES };
 
 /* int4 - 8, without zeros or with zeros less 8. */
 static const float centered[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
@@ -69,61 +69,62 @@ static inline bool fast_int8(const mpg_quantized_weight *w) {
   return w->group % LANES == 0 || w->groups == 1;
 }
 
-ALWAYS_INLINE void rows_int8(const few *t, const uint8_t *packed, int64_t unit, int rows, V *sums) {
-  enum { RUN = 4 * LANES };
+/* Adds runs of RUN elements separately, so that many additions are in flight. */
+ALWAYS_INLINE void rows_int8(const few *t, const float *data, const uint8_t *packed, int64_t unit,
+                             int rows, V *sums) {
   const packed_weight *w = &t->weight;
   const int64_t k = w->weight.in_units, group = w->weight.group;
-  const float *data = t->data;
   int64_t scale = unit * w->weight.groups;
   for (int64_t at = 0; at < k; scale++) {
-    int64_t end = at + group;
-    V part[FEW_ROWS][4] = {{V_SET(0)}};
-    MPG_UNROLL(8)
-    for (int m = 0; m < rows; m++)
-      for (int c = 0; c < 4; c++) part[m][c] = V_SET(0);
-    for (; at + RUN <= end; at += RUN)
-      for (int c = 0; c < 4; c++) {
-        V q = V_FROM(VI_SIGNED_BYTES(packed + at + c * LANES));
-        MPG_UNROLL(8)
+    V group_sums[MOST_ROWS];
+    MPG_UNROLL(4)
+    for (int m = 0; m < rows; m++) group_sums[m] = V_SET(0);
+    for (int64_t end = at + group; at < end;) {
+      V part[MOST_ROWS];
+      int64_t stop = end - at < RUN ? end : at + RUN;
+      MPG_UNROLL(4)
+      for (int m = 0; m < rows; m++) part[m] = V_SET(0);
+      for (; at + LANES <= stop; at += LANES) {
+        V q = V_FROM(VI_SIGNED_BYTES(packed + at));
+        MPG_UNROLL(4)
         for (int m = 0; m < rows; m++)
-          part[m][c] = V_FMA(q, V_LOAD(data + m * t->padded + at + c * LANES), part[m][c]);
+          part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
       }
-    for (; at < end; at += LANES) {
-      uint8_t last[LANES] = {0};
-      const uint8_t *from = packed + at;
-      if (end - at < LANES) from = memcpy(last, from, (size_t)(end - at));
-      V q = V_FROM(VI_SIGNED_BYTES(from));
-      MPG_UNROLL(8)
-      for (int m = 0; m < rows; m++)
-        part[m][0] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m][0]);
+      if (at < stop) { /* the end of a row */
+        uint8_t last[LANES] = {0};
+        memcpy(last, packed + at, (size_t)(stop - at));
+        V q = V_FROM(VI_SIGNED_BYTES(last));
+        MPG_UNROLL(4)
+        for (int m = 0; m < rows; m++)
+          part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
+        at = stop;
+      }
+      MPG_UNROLL(4)
+      for (int m = 0; m < rows; m++) group_sums[m] = V_ADD(group_sums[m], part[m]);
     }
-    at = end;
     V factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
-    MPG_UNROLL(8)
-    for (int m = 0; m < rows; m++)
-      sums[m] = V_FMA(factor, V_ADD(V_ADD(part[m][0], part[m][1]), V_ADD(part[m][2], part[m][3])),
-                      sums[m]);
+    MPG_UNROLL(4)
+    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, group_sums[m], sums[m]);
   }
 }
 
-/* Groups of at most RUN elements, without separate chains of additions. */
-ALWAYS_INLINE void rows_int8_short(const few *t, const uint8_t *packed, int64_t unit, int rows,
-                                   V *sums) {
+/* The same for groups of at most RUN elements, which are a multiple of LANES. */
+ALWAYS_INLINE void rows_short_int8(const few *t, const float *data, const uint8_t *packed,
+                                   int64_t unit, int rows, V *sums) {
   const packed_weight *w = &t->weight;
   const int64_t k = w->weight.in_units, group = w->weight.group;
-  const float *data = t->data;
   int64_t scale = unit * w->weight.groups;
   for (int64_t at = 0; at < k; scale++) {
-    V part[FEW_ROWS] = {V_SET(0)}, factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
+    V part[MOST_ROWS], factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
     V q = V_FROM(VI_SIGNED_BYTES(packed + at));
-    MPG_UNROLL(8)
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
     for (int64_t end = at + group; (at += LANES) < end;) {
       q = V_FROM(VI_SIGNED_BYTES(packed + at));
-      MPG_UNROLL(8)
+      MPG_UNROLL(4)
       for (int m = 0; m < rows; m++) part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
     }
-    MPG_UNROLL(8)
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
   }
 }
@@ -135,13 +136,12 @@ static inline bool fast_nibbles(const mpg_quantized_weight *w) {
 }
 
 /* Multiplies a block of nibbles by the data of each row. */
-ALWAYS_INLINE void block_nibbles(const few *t, TABLE table, const uint8_t *packed, int64_t at,
-                                 int rows, V *part) {
-  const float *data = (const float *)t->data + at;
+ALWAYS_INLINE void block_nibbles(const few *t, TABLE table, const uint8_t *packed,
+                                 const float *data, int rows, V *part) {
   VI words = VI_WORDS(packed);
   V q[8];
   for (int j = 0; j < 8; j++) q[j] = V_LOOKUP(table, VI_SHIFT(words, 4 * j));
-  MPG_UNROLL(8)
+  MPG_UNROLL(4)
   for (int m = 0; m < rows; m++, data += t->padded) {
     V even = V_MUL(q[0], V_LOAD(data)), odd = V_MUL(q[1], V_LOAD(data + LANES));
     MPG_UNROLL(3)
@@ -153,111 +153,125 @@ ALWAYS_INLINE void block_nibbles(const few *t, TABLE table, const uint8_t *packe
   }
 }
 
-ALWAYS_INLINE void rows_nibbles(const few *t, const uint8_t *packed, int64_t unit, int rows,
-                                V *sums, bool zeros) {
+ALWAYS_INLINE void rows_nibbles(const few *t, const float *data, const float *totals,
+                                const uint8_t *packed, int64_t unit, int rows, V *sums,
+                                bool zeros) {
   const packed_weight *w = &t->weight;
   const int64_t k = w->weight.in_units, group = w->weight.group;
-  const bool lanes = group < NIBBLE_BLOCK && w->weight.groups > 1;
+  const bool lanes = group < NIBBLE_BLOCK && w->weight.groups > 1; /* several scales a block */
   const int count = lanes ? (int)(NIBBLE_BLOCK / group) : 1;
+  const int64_t blocks = lanes ? 1 : (group + NIBBLE_BLOCK - 1) / NIBBLE_BLOCK;
   const TABLE table = TABLE_OF(w->weight.format == MPG_WEIGHT_NF4 ? mpg_nf4 : centered);
   const VI which = lane_groups(count);
-  const float *totals = t->totals;
-  int64_t first = unit * w->weight.groups;
+  int64_t scale = unit * w->weight.groups, left = blocks;
   for (int64_t at = 0; at < k; at += NIBBLE_BLOCK) {
     uint8_t last[NIBBLE_BLOCK / 2];
     const uint8_t *from = packed + at / 2;
-    V part[FEW_ROWS] = {V_SET(0)}, factor, zero;
+    V part[MOST_ROWS], factor, zero;
     int valid = count;
     if (k - at < NIBBLE_BLOCK) {
       memset(last, 0, sizeof last);
       from = memcpy(last, from, (size_t)(k - at) / 2);
       if (lanes) valid = (int)((k - at) / group);
     }
-    block_nibbles(t, table, from, at, rows, part);
+    block_nibbles(t, table, from, data + at, rows, part);
     if (lanes) {
-      factor = lane_scales(w->scale_dtype, w->scales, first + at / group, count, valid, which);
-      if (zeros)
-        zero = lane_scales(w->zero_dtype, w->zeros, first + at / group, count, valid, which);
+      factor = lane_scales(w->scale_dtype, w->scales, scale, count, valid, which);
+      if (zeros) zero = lane_scales(w->zero_dtype, w->zeros, scale, count, valid, which);
     } else {
-      factor = V_SET(scale_at(w->scale_dtype, w->scales, first + at / group));
-      if (zeros) zero = V_SET(scale_at(w->zero_dtype, w->zeros, first + at / group));
+      factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
+      if (zeros) zero = V_SET(scale_at(w->zero_dtype, w->zeros, scale));
     }
+    if (--left == 0) scale += count, left = blocks;
     if (zeros) { /* the sum of (q - 8) * x - (zero - 8) * x */
       zero = V_ADD(V_SET(8), V_MUL(zero, V_SET(-1)));
-      MPG_UNROLL(8)
+      MPG_UNROLL(4)
       for (int m = 0; m < rows; m++)
         part[m] = V_FMA(zero, V_LOAD(totals + (m * t->padded + at) / 8), part[m]);
     }
-    MPG_UNROLL(8)
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
   }
 }
 
 /* --- Blocks of GGUF --------------------------------------------------------------------------- */
-ALWAYS_INLINE void rows_q8_0(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+ALWAYS_INLINE void rows_q8_0(const few *t, const float *data, const uint8_t *block, int rows,
+                             V *sums) {
   const int64_t k = t->weight.weight.in_units;
-  const float *data = t->data;
-  (void)unit;
   for (int64_t at = 0; at < k; at += 32, block += 34) {
-    V part[FEW_ROWS] = {V_SET(0)}, factor = V_SET(half_at(block));
+    V part[MOST_ROWS], factor = V_SET(half_at(block));
     V q = V_FROM(VI_SIGNED_BYTES(block + 2));
-    MPG_UNROLL(8)
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
     for (int i = LANES; i < 32; i += LANES) {
       q = V_FROM(VI_SIGNED_BYTES(block + 2 + i));
-      MPG_UNROLL(8)
+      MPG_UNROLL(4)
       for (int m = 0; m < rows; m++)
         part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at + i), part[m]);
     }
-    MPG_UNROLL(8)
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
   }
 }
 
-ALWAYS_INLINE void rows_q4_0(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+ALWAYS_INLINE void rows_q4_0(const few *t, const float *data, const uint8_t *block, int rows,
+                             V *sums) {
   const int64_t k = t->weight.weight.in_units;
   const TABLE table = TABLE_OF(centered);
-  (void)unit;
   for (int64_t at = 0; at < k; at += 32, block += 18) {
-    V part[FEW_ROWS] = {V_SET(0)}, factor = V_SET(half_at(block));
-    MPG_UNROLL(8)
+    V part[MOST_ROWS], factor = V_SET(half_at(block));
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) part[m] = V_SET(0);
     for (int i = 0; i < 16; i += LANES) {
       VI bytes = VI_BYTES(block + 2 + i);
       V low = V_LOOKUP(table, bytes), high = V_LOOKUP(table, VI_SHIFT(bytes, 4));
-      MPG_UNROLL(8)
+      MPG_UNROLL(4)
       for (int m = 0; m < rows; m++) {
-        const float *x = (const float *)t->data + m * t->padded + at + i;
+        const float *x = data + m * t->padded + at + i;
         part[m] = V_FMA(high, V_LOAD(x + 16), V_FMA(low, V_LOAD(x), part[m]));
       }
     }
-    MPG_UNROLL(8)
+    MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
   }
 }
 
+/* Converts LANES bytes at a time: 16 in total. */
+ALWAYS_INLINE void all_bytes(const uint8_t *bytes, bool is_signed, float *to) {
+  for (int i = 0; i < 16; i += LANES)
+    V_STORE(to + i, V_FROM(is_signed ? VI_SIGNED_BYTES(bytes + i) : VI_BYTES(bytes + i)));
+}
+
+/* Unpacks all scales and minimums of a block of q4_k, as mpg_q4_k_scales does for one run. */
+ALWAYS_INLINE void all_scales(const uint8_t *packed, float *to) {
+  uint32_t u[3];
+  memcpy(u, packed, sizeof u);
+  uint32_t words[4] = {u[0] & 0x3f3f3f3f, (u[2] & 0x0f0f0f0f) | (u[0] >> 6 & 0x03030303) << 4,
+                       u[1] & 0x3f3f3f3f, (u[2] >> 4 & 0x0f0f0f0f) | (u[1] >> 6 & 0x03030303) << 4};
+  all_bytes((const uint8_t *)words, false, to);
+}
+
 /* The minimums are multiplied by the sums of the data of each run, of which totals has lanes. */
-ALWAYS_INLINE void rows_q4_k(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+ALWAYS_INLINE void rows_q4_k(const few *t, const float *data, const float *totals,
+                             const uint8_t *block, int rows, V *sums) {
   const int64_t k = t->weight.weight.in_units;
   const TABLE table = TABLE_OF(counted);
-  const float *data = t->data, *totals = t->totals;
-  (void)unit;
   for (int64_t at = 0; at < k; at += 256, block += 144) {
     const float scale = half_at(block), least = half_at(block + 2);
+    float small[16]; /* 8 scales and 8 minimums */
+    all_scales(block + 4, small);
     for (int pair = 0; pair < 4; pair++) {
       float factor[2], offset[2];
-      for (int half = 0; half < 2; half++) {
-        int small, minimum;
-        mpg_q4_k_scales(block + 4, 2 * pair + half, &small, &minimum);
-        factor[half] = scale * (float)small, offset[half] = -(least * (float)minimum);
-      }
+      for (int half = 0; half < 2; half++)
+        factor[half] = scale * small[2 * pair + half],
+        offset[half] = -(least * small[8 + 2 * pair + half]);
       const uint8_t *q = block + 16 + pair * 32;
       V low[32 / LANES], high[32 / LANES];
       for (int i = 0; i < 32 / LANES; i++) {
         VI bytes = VI_BYTES(q + i * LANES);
         low[i] = V_LOOKUP(table, bytes), high[i] = V_LOOKUP(table, VI_SHIFT(bytes, 4));
       }
-      MPG_UNROLL(8)
+      MPG_UNROLL(4)
       for (int m = 0; m < rows; m++) {
         const float *x = data + m * t->padded + at + pair * 64;
         const float *total = totals + (m * t->padded + at + pair * 64) / 32 * LANES;
@@ -275,13 +289,13 @@ ALWAYS_INLINE void rows_q4_k(const few *t, const uint8_t *block, int64_t unit, i
   }
 }
 
-ALWAYS_INLINE void rows_q6_k(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+ALWAYS_INLINE void rows_q6_k(const few *t, const float *data, const uint8_t *block, int rows,
+                             V *sums) {
   const int64_t k = t->weight.weight.in_units;
-  const float *data = t->data;
-  (void)unit;
   for (int64_t at = 0; at < k; at += 256, block += 210) {
     const float scale = half_at(block + 208);
-    const int8_t *scales = (const int8_t *)block + 192;
+    float scales[16];
+    all_bytes(block + 192, true, scales);
     for (int half = 0; half < 2; half++)
       for (int i = 0; i < 32; i += LANES) {
         VI low = VI_BYTES(block + half * 64 + i), other = VI_BYTES(block + half * 64 + 32 + i),
@@ -290,8 +304,8 @@ ALWAYS_INLINE void rows_q6_k(const few *t, const uint8_t *block, int64_t unit, i
         for (int run = 0; run < 4; run++) {
           VI bits = VI_OR(q[run], VI_LEFT(VI_AND(VI_SHIFT(high, 2 * run), 3), 4));
           V value = V_ADD(V_FROM(bits), V_SET(-32));
-          V factor = V_SET(scale * (float)scales[half * 8 + run * 2 + i / 16]);
-          MPG_UNROLL(8)
+          V factor = V_SET(scale * scales[half * 8 + run * 2 + i / 16]);
+          MPG_UNROLL(4)
           for (int m = 0; m < rows; m++) {
             const float *x = data + m * t->padded + at + half * 128 + run * 32 + i;
             sums[m] = V_FMA(factor, V_MUL(value, V_LOAD(x)), sums[m]);
@@ -302,48 +316,72 @@ ALWAYS_INLINE void rows_q6_k(const few *t, const uint8_t *block, int64_t unit, i
 }
 
 /* --- Units of the result ---------------------------------------------------------------------- */
-ALWAYS_INLINE void unit_rows(const few *t, int64_t unit, int rows) {
+/* Adds the lanes of a vector. */
+ALWAYS_INLINE float total_of(V v) {
+  float lanes[LANES];
+  V_STORE(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+/* Computes `rows` results of a unit, from data row `first` on. Stores them UNIT_BLOCK apart. */
+ALWAYS_INLINE void unit_rows(const few *t, int64_t unit, int first, int rows, float *to) {
   const mpg_quantized_weight *w = &t->weight.weight;
   const uint8_t *packed = t->weight.packed + unit * w->row_bytes;
-  V sums[FEW_ROWS];
-  MPG_UNROLL(8)
+  const float *data = (const float *)t->data + first * t->padded, *totals = t->totals;
+  V sums[MOST_ROWS];
+  MPG_UNROLL(4)
   for (int m = 0; m < rows; m++) sums[m] = V_SET(0);
+  if (totals) totals += first * t->padded / (w->format == MPG_WEIGHT_INT4 ? 8 : 32 / LANES);
   switch (w->format) {
     case MPG_WEIGHT_INT8:
-      if (w->group <= 4 * LANES && w->group % LANES == 0)
-        rows_int8_short(t, packed, unit, rows, sums);
+      if (w->group <= RUN && w->group % LANES == 0)
+        rows_short_int8(t, data, packed, unit, rows, sums);
       else
-        rows_int8(t, packed, unit, rows, sums);
+        rows_int8(t, data, packed, unit, rows, sums);
       break;
     case MPG_WEIGHT_INT4:
       if (t->weight.zeros)
-        rows_nibbles(t, packed, unit, rows, sums, true);
+        rows_nibbles(t, data, totals, packed, unit, rows, sums, true);
       else
-        rows_nibbles(t, packed, unit, rows, sums, false);
+        rows_nibbles(t, data, totals, packed, unit, rows, sums, false);
       break;
-    case MPG_WEIGHT_NF4: rows_nibbles(t, packed, unit, rows, sums, false); break;
-    case MPG_WEIGHT_Q8_0: rows_q8_0(t, packed, unit, rows, sums); break;
-    case MPG_WEIGHT_Q4_0: rows_q4_0(t, packed, unit, rows, sums); break;
-    case MPG_WEIGHT_Q4_K: rows_q4_k(t, packed, unit, rows, sums); break;
-    case MPG_WEIGHT_Q6_K: rows_q6_k(t, packed, unit, rows, sums); break;
+    case MPG_WEIGHT_NF4: rows_nibbles(t, data, totals, packed, unit, rows, sums, false); break;
+    case MPG_WEIGHT_Q8_0: rows_q8_0(t, data, packed, rows, sums); break;
+    case MPG_WEIGHT_Q4_0: rows_q4_0(t, data, packed, rows, sums); break;
+    case MPG_WEIGHT_Q4_K: rows_q4_k(t, data, totals, packed, rows, sums); break;
+    case MPG_WEIGHT_Q6_K: rows_q6_k(t, data, packed, rows, sums); break;
   }
-  for (int m = 0; m < rows; m++) {
-    float lanes[LANES];
-    V_STORE(lanes, sums[m]);
-    for (int width = LANES / 2; width; width /= 2)
-      for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    store_f32(t, m, unit, lanes[0]);
+  MPG_UNROLL(4)
+  for (int m = 0; m < rows; m++) to[m * UNIT_BLOCK] = total_of(sums[m]);
+}
+
+/* Adds the bias to `count` results of a row and rounds them. */
+static void finish_units(const few *t, int64_t row, int64_t first, int64_t count, float *values) {
+  mpg_block_buffer buffer;
+  if (t->bias) {
+    const float *bias = mpg_cpu_load(MPG_COMPUTE_F32, t->dtype, t->bias, first, count, &buffer);
+    for (int64_t i = 0; i < count; i++) values[i] += bias[i];
   }
+  mpg_cpu_store(MPG_COMPUTE_F32, t->dtype, t->out, row * t->weight.weight.units + first, count,
+                values);
 }
 
 static void fast_units(void *context, int64_t begin, int64_t end) {
   const few *t = context;
-  for (int64_t unit = begin; unit < end; unit++) switch (t->rows) {
-      case 1: unit_rows(t, unit, 1); break;
-      case 2: unit_rows(t, unit, 2); break;
-      case 4: unit_rows(t, unit, 4); break;
-      default: unit_rows(t, unit, (int)t->rows);
+  const int rows = (int)t->rows;
+  float values[FEW_ROWS * UNIT_BLOCK];
+  for (int64_t first = begin; first < end; first += UNIT_BLOCK) {
+    int64_t count = end - first < UNIT_BLOCK ? end - first : UNIT_BLOCK;
+    for (int64_t i = 0; i < count; i++) {
+      int m = 0;
+      for (; m + 4 <= rows; m += 4) unit_rows(t, first + i, m, 4, values + m * UNIT_BLOCK + i);
+      if (rows & 2) unit_rows(t, first + i, m, 2, values + m * UNIT_BLOCK + i), m += 2;
+      if (rows & 1) unit_rows(t, first + i, m, 1, values + m * UNIT_BLOCK + i);
     }
+    for (int m = 0; m < rows; m++) finish_units(t, m, first, count, values + m * UNIT_BLOCK);
+  }
 }
 
 /* True if fast_units computes this product. */

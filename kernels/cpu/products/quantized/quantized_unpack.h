@@ -157,7 +157,7 @@ static void NAME(few_rows)(void *context, int64_t begin, int64_t end) {
       for (int c = 0; c < CHAINS; c++) V_STORE(lanes + c * LANES, sums[m][c]);
       for (int width = CHAINS * LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-      NAME(store)(t, m, unit, lanes[0]);
+      NAME(finish)(t, m, unit, lanes[0]);
     }
   }
 }
