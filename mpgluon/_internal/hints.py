@@ -240,6 +240,8 @@ LOSSES = {
 
 LAYERS = {
     "Linear": "Dense",
+    "Linear4bit": "QuantizedDense(units, in_units, format='nf4', group=64)",
+    "Linear8bitLt": "QuantizedDense(units, in_units, format='int8')",
     "Module": "HybridBlock",
     "ModuleList": "HybridSequential",
     **{f"Conv{n}d": f"Conv{n}D(channels, kernel_size, in_channels=in_channels)" for n in (1, 2, 3)},

@@ -2,8 +2,8 @@
 
 Each function takes a float32 matrix and returns (packed, scales or None, zeros or None). The
 results of q8_0 and q4_0 have the bytes that ggml writes. q4_k and q6_k derive scales from the
-extremes of a run; ggml also searches for scales with a smaller error. Sources: the
-reference quantization of ggml; Dettmers et al., "QLoRA", 2023.
+extremes of a run; ggml also searches for scales with a smaller error. Sources: the quantized types
+of ggml; Dettmers et al., "QLoRA", 2023.
 """
 
 from __future__ import annotations

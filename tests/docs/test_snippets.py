@@ -228,6 +228,16 @@ def test_lora_page_code_trains_merges_and_saves(tmp_path, monkeypatch, capsys):
     assert type(scope["packed"].head) is nn.QuantizedDense
 
 
+def test_packed_weights_page_code_packs_a_network(tmp_path, monkeypatch, capsys):
+    net, x = chain(256, 64, 4), nd.random.normal(shape=(16, 256))
+    net.initialize()
+    before = net(x).asnumpy()
+    path = "docs/quantized-weights.md"
+    scope, printed = together(path, tmp_path, monkeypatch, capsys, **names(net, x=x))
+    assert printed.count("QuantizedDense") == 2 and printed.endswith("(2, 64)\n")
+    np.testing.assert_allclose(scope["y"].asnumpy(), before, atol=0.2 * abs(before).max())
+
+
 @cpus_only
 def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, capsys):
     sizes = {

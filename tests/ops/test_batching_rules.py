@@ -23,6 +23,7 @@ OPS = [
 WITHOUT_RULE = {
     "_contrib_count_sketch",
     "_contrib_cached_attention",  # writes the caches of whole batches
+    "_contrib_dequantize_weight",  # unpacks a whole weight
     "_contrib_index_copy",
     "_scatter_set_nd",
     "_grad_add",

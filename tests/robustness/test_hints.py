@@ -212,6 +212,10 @@ SmoothL1Loss | HuberLoss | same(r()(x, 0 * x), numpy.where(X < 1, X * X / 2, X -
 """
 LAYERS = """
 Linear | Dense | made(r(5), x).shape == (2, 5)
+Linear4bit | QuantizedDense(units, in_units, format='nf4', group=64) | \
+made(r, nd.ones((2, 64))).shape == (2, 5) | units, in_units = 5, 64
+Linear8bitLt | QuantizedDense(units, in_units, format='int8') | \
+made(r, nd.ones((2, 64))).shape == (2, 5) | units, in_units = 5, 64
 Module | HybridBlock | r is gluon.HybridBlock
 ModuleList | HybridSequential | len(built(r, block, block)) == 2
 ReLU | Activation('relu') | same(r(-x), 0 * X)

@@ -226,6 +226,11 @@ class Dense(Layer):
         return f"{type(self).__name__}({in_units or None} -> {units}, {self.act or 'linear'})"
 
 
+def flattens(layer: Dense) -> bool:
+    """True if the layer flattens all axes of its input except the first."""
+    return layer._flatten
+
+
 class Dropout(Layer):
     """Sets elements to zero with probability `rate` in training, and divides the other elements by
     ``1 - rate``.
