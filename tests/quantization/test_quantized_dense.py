@@ -239,6 +239,26 @@ def test_attention_and_mlp_are_replaced_and_tied_heads_stay():
         assert 0 < change < 0.05
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_generation_uses_packed_weights(dtype):
+    text = gluon.model_zoo.text
+    config = {"model_type": "llama", "vocab_size": 40, "num_attention_heads": 4}
+    config |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
+    net = text.from_config(config)
+    mx.random.seed(2)
+    net.initialize(mx.init.Normal(0.3))
+    quantize_weights(net, "int8")
+    net.cast(dtype)
+    (found,) = text.generate(net, [[1, 2, 3]], max_new=8)
+    tokens = [1, 2, 3]
+    for _ in range(8):  # without a cache
+        scores = net(nd.array([tokens])).astype("float32").asnumpy()[0, -1]
+        chosen = found[len(tokens) - 3]
+        assert scores[chosen] > scores.max() - 0.02 * np.abs(scores).max()
+        tokens.append(chosen)
+
+
 def test_patterns_choose_the_layers():
     net = Tied()
     net.initialize()
