@@ -290,3 +290,12 @@ def test_composed_op_survives_each_allocation_failure():
             break
     assert n > 3
     assert nd.khatri_rao(*rows).asnumpy() == 6**13
+
+
+def test_samples_of_rotated_regions_are_limited():
+    """The number of samples grows with the square of the ratio, and overflowed."""
+    data, rois = nd.ones((1, 1, 4, 4)), nd.array([[0, 2, 2, 3, 3, 30]])
+    options = {"pooled_size": (2, 2), "spatial_scale": 1.0}
+    nd.contrib.RROIAlign(data, rois, sampling_ratio=64, **options).wait_to_read()
+    with pytest.raises(mx.MXNetError, match="sampling_ratio = .* is outside its range ..4096"):
+        nd.contrib.RROIAlign(data, rois, sampling_ratio=1 << 32, **options)
