@@ -314,7 +314,8 @@ class Run:
         self.nets[0].load_parameters(path)
 
     def event_threads(self):
-        mx.context.set_threads(int(self.draw.randint(1, 4)))
+        most = int(os.environ.get("MPGLUON_CPU_THREADS", 3))  # 1 under ThreadSanitizer
+        mx.context.set_threads(int(self.draw.randint(1, most + 1)))
 
     def event_outside(self):
         """Writes parameters through memory that NumPy shares from now on."""
