@@ -361,3 +361,11 @@ def test_routes_can_be_differentiated_twice():
         first = autograd.grad((weights**2).sum(), scores, create_graph=True)[0]
         (first**2).sum().backward()
     assert np.abs(scores.grad.asnumpy()).max() > 0
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_invalid_scores_give_weights_that_are_nan(renormalize):
+    scores = nd.array([[np.nan, 1, 2], [np.inf, 0, 0], [0, 0, 0]])
+    weights = nd.contrib.route(scores, k=2, renormalize=renormalize)[2].asnumpy()
+    assert np.isnan(weights[0]).all() and np.isnan(weights[1]).any()
+    assert np.isfinite(weights[2]).all()

@@ -107,6 +107,7 @@ LAYERS = {
     "relu": lambda: nn.Dense(WIDTH, in_units=WIDTH, activation="relu"),
     "norm": lambda: nn.LayerNorm(in_channels=WIDTH),
     "gated": lambda: nn.GatedMLP(WIDTH, 16, in_units=WIDTH),
+    "experts": lambda: nn.MoE(WIDTH, 8, experts=4, k=2, in_units=WIDTH),
     "sequence": Sequence,
     "table": Table,
     "folded": Folded,

@@ -46,7 +46,7 @@ static void NAME(route_rows)(void *context, int64_t begin, int64_t end) {
     NAME(choose)(bias ? row : p, r->experts, r->k, experts, best);
     for (int64_t i = 0; i < r->k; i++) sum += weights[i] = p[experts[i]];
     if (r->renormalize)
-      for (int64_t i = 0; i < r->k; i++) weights[i] = sum > 0 ? weights[i] / sum : 0;
+      for (int64_t i = 0; i < r->k; i++) weights[i] = sum == 0 ? 0 : weights[i] / sum;
   }
 }
 

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) choose_kernel(routing r) {
     }
     if (lane == 0 && r.renormalize)
       for (int64_t rank = 0; rank < r.k; rank++)
-        weights[rank] = total > 0 ? weights[rank] / total : 0;
+        weights[rank] = total == 0 ? 0 : weights[rank] / total;
   }
 }
 
