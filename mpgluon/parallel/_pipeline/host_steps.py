@@ -100,6 +100,11 @@ class HostSteps:
         self, name: str, run: Any, inputs: Sequence[NDArray], outputs: Any, bodies: Any = ()
     ) -> list[NDArray]:
         """Adds a step whose result shapes are known (see `graph_breaks.Tracer`)."""
+        if not inputs:
+            raise MXNetError(
+                f"{name} runs on the host without an input, so a pipeline cannot order it; call it "
+                "before or after the pipelined block"
+            )
         step = Step(name, run, inputs, list(outputs))
         home = inputs[0].context
         call = _core.OpCall(
