@@ -1,6 +1,7 @@
 """Measures the seconds to trace and compile networks, forward and backward, by number of layers,
 and planned bytes relative to the lower bound. Then measures the milliseconds that a new length of a
-known network takes, and the bytes that many lengths use.
+known network takes, the bytes that many lengths use, and the milliseconds that a pipeline's
+`TrainStep` takes for a new batch size.
 
     python benchmarks/compile_time.py
 """
@@ -13,6 +14,7 @@ import numpy as np
 import mpgluon as mx
 import networks
 from mpgluon import autograd, nd
+from mpgluon.parallel import Pipeline, TrainStep
 
 LENGTHS = range(16, 64)
 
@@ -55,6 +57,17 @@ def call(net, x, record):
     return 1e3 * busy, 1e3 * (time.perf_counter() - start)
 
 
+def nodes_of(entry):
+    """Returns the number of nodes of the compiled graphs; a fused group counts its members."""
+    return sum(
+        1 + step["op"].count("+")
+        for device in entry["devices"].values()
+        for part in ("invariants", "forward", "backward")
+        for step in device[part]
+        if step["kind"] == "run"
+    )
+
+
 def measure_new_shapes(name, record, **sizes):
     """Measures calls with lengths that the network has not seen, and repeated calls."""
     net, _ = networks.ALL[name](**sizes)
@@ -67,12 +80,39 @@ def measure_new_shapes(name, record, **sizes):
         warnings.simplefilter("ignore")  # about recompilation
         new, known = [np.median([call(net, x, record) for x in inputs], axis=0) for _ in range(2)]
     used = mx.context.memory_stats(mx.cpu())["in_use"] - used
-    ops = net.compiled()[0]["ops"]
+    ops, nodes = net.compiled()[0]["ops"], nodes_of(net.compiled()[0])
     print(
-        f"{name:10s} {'recorded' if record else 'prediction':10s} {ops:4d} ops: new length "
-        f"{new[0]:.2f} ms of this thread, {new[1]:.2f} ms until done; known length {known[0]:.2f} "
-        f"and {known[1]:.2f} ms; {100 * (new[0] - known[0]) / ops:.2f} ms per 100 ops; "
-        f"{used / 2**20:.1f} MiB more in use after {len(LENGTHS)} lengths"
+        f"{name:10s} {'recorded' if record else 'prediction':10s} {ops:4d} ops, {nodes} nodes: new "
+        f"length {new[0]:.2f} ms of this thread, {new[1]:.2f} ms until done; known length "
+        f"{known[0]:.2f} and {known[1]:.2f} ms; {100 * (new[0] - known[0]) / nodes:.2f} ms per 100 "
+        f"nodes; {used / 2**20:.1f} MiB more in use after {len(LENGTHS)} lengths"
+    )
+
+
+def step_time(step, rows):
+    """Returns the CPU milliseconds of this thread until a training step is queued."""
+    x = nd.zeros((rows, 16))
+    nd.waitall()
+    busy = time.thread_time()
+    step(x, [])
+    return 1e3 * (time.thread_time() - busy)
+
+
+def measure_new_batch_sizes(name, micro_batches, **sizes):
+    """Measures training steps of a pipeline with batch sizes that it has not seen."""
+    net, _ = networks.ALL[name](**sizes)
+    net.initialize()
+    step = TrainStep(
+        net, lambda out: nd.mean(nd.flatten(out), axis=1), None, Pipeline(micro_batches)
+    )
+    step_time(step, micro_batches)
+    rows = [micro_batches * k for k in range(2, 26)]
+    new, known = [np.median([step_time(step, count) for count in rows]) for _ in range(2)]
+    nodes = nodes_of(step.compiled()[0])
+    print(
+        f"{name:10s} TrainStep, {micro_batches} micro-batches, {nodes} nodes: new batch size "
+        f"{new:.2f} ms of this thread, known batch size {known:.2f} ms; "
+        f"{100 * (new - known) / nodes:.2f} ms per 100 nodes"
     )
 
 
@@ -91,3 +131,5 @@ if __name__ == "__main__":
     for name, sizes in (("gpt", {"layers": 4, "dropout": 0}), ("llama", {})):
         for record in (False, True):
             measure_new_shapes(name, record, **sizes)
+        for micro_batches in (1, 4):
+            measure_new_batch_sizes(name, micro_batches, **sizes)

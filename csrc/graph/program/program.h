@@ -176,6 +176,11 @@ typedef struct mpg_launching {
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
+/* structure.c: returns a hash of everything in a set except sizes: devices, segments, instructions
+ * with their names, waits, and accesses. The sets of one function for two batch sizes usually have
+ * the same hash, so they have the same stages. */
+uint64_t mpg_program_set_structure(const mpg_program_set *set);
+
 /* The rows of a batch that a call computes. They draw the same random numbers as in a call for the
  * whole batch. If their position in a draw is unknown, an axis `axis` of size `count` is treated
  * as the batch axis. */

@@ -65,19 +65,24 @@ done:
   return result;
 }
 
-static PyObject *describe_set(const mpg_program_set *set) {
-  PyObject *segments = PyList_New(0), *blocks = PyList_New(0);
-  for (uint32_t i = 0; segments != NULL && i < set->num_segments; i++) {
-    PyObject *item = describe_segment(set, &set->segments[i]);
-    if (item == NULL || PyList_Append(segments, item) < 0) Py_CLEAR(segments);
-    Py_XDECREF(item);
-  }
+static PyObject *describe_blocks(const mpg_program_set *set) {
+  PyObject *blocks = PyList_New(0);
   for (uint32_t i = 0; blocks != NULL && i < set->num_blocks; i++) {
     PyObject *item =
         Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id),
                       (Py_ssize_t)mpg_pool_block_size(set->block_sizes[i]),
                       set->block_lanes[i] ? Py_True : Py_False);
     if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
+    Py_XDECREF(item);
+  }
+  return blocks;
+}
+
+static PyObject *describe_set(const mpg_program_set *set) {
+  PyObject *segments = PyList_New(0), *blocks = describe_blocks(set);
+  for (uint32_t i = 0; segments != NULL && i < set->num_segments; i++) {
+    PyObject *item = describe_segment(set, &set->segments[i]);
+    if (item == NULL || PyList_Append(segments, item) < 0) Py_CLEAR(segments);
     Py_XDECREF(item);
   }
   PyObject *result = segments != NULL && blocks != NULL
@@ -621,12 +626,37 @@ static PyObject *pipeline_run_describe(PyObject *object, PyObject *args) {
   return result;
 }
 
-static PyObject *pipeline_run_program(PyObject *object, PyObject *args) {
+/* Parses the arguments (micro_batch, phase). Returns the programs, or NULL with an exception set. */
+static mpg_program_set *set_at(PyObject *object, PyObject *args) {
   int phase;
   const mpg_micro_batch *micro_batch = micro_batch_at(object, args, &phase);
   if (micro_batch == NULL) return NULL;
-  return PyLong_FromVoidPtr(phase ? (void *)micro_batch->backward->programs
-                                  : (void *)micro_batch->state.compiled->programs);
+  return phase ? micro_batch->backward->programs : micro_batch->state.compiled->programs;
+}
+
+static PyObject *pipeline_run_program(PyObject *object, PyObject *args) {
+  mpg_program_set *set = set_at(object, args);
+  return set != NULL ? PyLong_FromVoidPtr(set) : NULL;
+}
+
+static PyObject *pipeline_run_structure(PyObject *object, PyObject *args) {
+  const mpg_program_set *set = set_at(object, args);
+  return set != NULL ? PyLong_FromUnsignedLongLong(mpg_program_set_structure(set)) : NULL;
+}
+
+static PyObject *pipeline_run_sizes(PyObject *object, PyObject *args) {
+  const mpg_program_set *set = set_at(object, args);
+  PyObject *sent = set != NULL ? PyList_New(0) : NULL;
+  for (uint32_t s = 0; sent != NULL && s < set->num_segments; s++) {
+    const mpg_program_segment *segment = &set->segments[s];
+    size_t bytes = 0;
+    for (uint32_t i = segment->begin; i < segment->end; i++)
+      bytes += set->programs[segment->slot].instructions[i].bytes; /* 0 except for copies */
+    PyObject *item = PyLong_FromSize_t(bytes);
+    if (item == NULL || PyList_Append(sent, item) < 0) Py_CLEAR(sent);
+    Py_XDECREF(item);
+  }
+  return sent != NULL ? Py_BuildValue("NN", describe_blocks(set), sent) : NULL;
 }
 
 static PyObject *pipeline_run_times(PyObject *object, PyObject *args) {
@@ -692,6 +722,12 @@ static PyMethodDef pipeline_run_methods[] = {
     {"program", pipeline_run_program, METH_VARARGS,
      "program(micro_batch, phase)\n--\n\nA number that is equal for two micro-batches if they run "
      "the same programs."},
+    {"structure", pipeline_run_structure, METH_VARARGS,
+     "structure(micro_batch, phase)\n--\n\nA number that is equal for programs that differ only in "
+     "sizes."},
+    {"sizes", pipeline_run_sizes, METH_VARARGS,
+     "sizes(micro_batch, phase)\n--\n\nThe 'blocks' of `describe`, and a list with the "
+     "'bytes_sent' of each segment."},
     {"times", pipeline_run_times, METH_VARARGS,
      "times(micro_batch, phase)\n--\n\nThe (begin, end) of each segment in nanoseconds; zeros if "
      "the segment has not run yet."},

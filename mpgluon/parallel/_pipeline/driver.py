@@ -86,25 +86,29 @@ class Driver:
         if schedule is None and pipeline.schedule == AUTO:
             schedule = self.entry.chosen or schedules.DEFAULT
         schedule = schedule or pipeline.schedule
-        programs = tuple(
-            run.program(k, phase)
-            for k in range(micro_batches)
-            for phase, name in enumerate("FB")
-            if name in phases
-        )
-        key = (programs, phases, str(schedule), pipeline.expected)
+        # A backward pass has the stages of its forward pass.
+        places = [(k, phase) for k in range(micro_batches) for phase in range(1 + ("B" in phases))]
+        options = phases, str(schedule), pipeline.expected
+        key = (tuple([run.program(*place) for place in places]), *options)
         prepared = self.entry.tables.get(key)
         if prepared is None:
-            described = Stages(run, "B" in phases, bool(pipeline.carry))
-            if pipeline.expected and described.placement() == pipeline.expected.contexts:
-                described.durations = described.costs(pipeline.expected.times)
-            table = described.table(schedule, micro_batches, phases, pipeline.micro_batches)
-            items = described.items(table, micro_batches, phases)
+            # Programs for another batch size have the same stages, tables and items.
+            structure = (tuple([run.structure(*place) for place in places]), *options)
+            known = self.entry.structures.get(structure)
+            if known is None:
+                described = Stages(run, "B" in phases, bool(pipeline.carry))
+                if pipeline.expected and described.placement() == pipeline.expected.contexts:
+                    described.durations = described.costs(pipeline.expected.times)
+                table = described.table(schedule, micro_batches, phases, pipeline.micro_batches)
+                items = described.items(table, micro_batches, phases)
+            else:
+                described, table, items = known.stages.resized(run), known.table, known.items
             whole = self.begun.items + items if phases == "B" else items
             peaks = described.peaks(run, whole, keep)
             prepared = self.entry.tables[key] = Prepared(
                 described, table, items, peaks, schedule if isinstance(schedule, str) else None
             )
+            self.entry.structures.setdefault(structure, prepared)
         return prepared
 
     def _choose(self, run):

@@ -293,6 +293,7 @@ class Entry:
         self.host_steps, self.host_records = [], []
         self.updates = {}  # sizes of micro-batches -> running_statistics.Update
         self.tables = {}  # (programs, phases, schedule) -> Prepared
+        self.structures = {}  # (structures of programs, phases, schedule) -> Prepared
         # `called` counts the calls. `micro_batches` and `shapes` describe the last call: the rows
         # of each micro-batch, and (device, dtype, shape) of the inputs.
         self.called, self.micro_batches, self.shapes = 0, (), ()

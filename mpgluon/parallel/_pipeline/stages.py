@@ -4,6 +4,7 @@ schedule tables to queued work."""
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 from array import array as array_of
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,28 @@ class Stages:
         self.graph = StageGraph(
             devices, sources, deferred, carried, transfer_only=transfer_only, waits=waits
         )
+
+    def resized(self, run: _core.PipelineRun) -> Stages:
+        """Returns the stages of a run whose programs differ only in sizes."""
+        result, described = copy.copy(self), {}
+
+        def sized(phase, former):
+            programs = []
+            for k, micro_batch in enumerate(former):
+                program = run.program(k, phase)
+                if program not in described:
+                    blocks, sent = run.sizes(k, phase)
+                    segments = [
+                        {**segment, "bytes_sent": size}
+                        for segment, size in zip(micro_batch["segments"], sent)
+                    ]
+                    described[program] = {"segments": segments, "blocks": blocks}
+                programs.append(described[program])
+            return programs
+
+        result.forward = sized(0, self.forward)
+        result.backward = sized(1, self.backward) if self.backward is not None else None
+        return result
 
     def _find_owners(self):
         """Finds the stage of each segment. Returns the device index of each stage."""
