@@ -156,10 +156,10 @@ class Function:
     ``forward(*inputs)`` computes the outputs, and ``backward(*output_grads)`` returns one gradient
     for each input (None for zero). Pass the values to keep for backward to `save_for_backward`, and
     read them from ``saved_tensors``. An instance can be called once. In a hybridized block it runs
-    on the host, between two compiled parts; in a pipeline, it is called for each micro-batch. Its
-    gradient is not differentiable. `backward` is also called if the gradients of all results are
-    zero, as before a `BlockGrad`. A result that the caller stores on the instance (``f.y = y``)
-    keeps both alive until `backward` has run.
+    on the host, between two compiled parts; a pipeline calls it for each micro-batch. Its gradient
+    is not differentiable. `backward` is also called if the gradients of all results are zero, as
+    before a `BlockGrad`. A result that the caller stores on the instance (``f.y = y``) keeps both
+    alive until `backward` has run.
 
         class Sigmoid(autograd.Function):
             def forward(self, x):

@@ -77,6 +77,17 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
   return MPG_OK;
 }
 
+void mpg_cache_replace(mpg_cache *cache, mpg_compiled *former, mpg_compiled *compiled) {
+  for (uint32_t i = 0; i < cache->count; i++) {
+    if (cache->entries[i].compiled != former) continue;
+    compiled->family = cache;
+    compiled->references++;
+    cache->entries[i].compiled = compiled;
+    mpg_compiled_release(former);
+    return;
+  }
+}
+
 void mpg_cache_clear(mpg_cache *cache) {
   uint32_t count = cache->count;
   cache->count = 0;

@@ -42,6 +42,8 @@ mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool tr
  * ownership of the reference to `compiled`, even on failure. */
 mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording,
                          mpg_compiled *compiled);
+/* Replaces a compiled call if it is still in the cache. The cache takes its own reference. */
+void mpg_cache_replace(mpg_cache *cache, mpg_compiled *former, mpg_compiled *compiled);
 void mpg_cache_clear(mpg_cache *cache);
 
 #endif

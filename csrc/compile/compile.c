@@ -695,7 +695,8 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   if (c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(cut_detached(c));
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
-  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
+  if (!c->recording && c->stages == MPG_STAGES_NONE && !options->lean)
+    MPG_GOTO(mpg_compiled_make_invariants(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   MPG_GOTO(make_all(c, options->budget));
   *compiled = c;

@@ -13,6 +13,7 @@ typedef struct mpg_compile_options {
   bool recording;
   bool exact;         /* disables rewrites that are not bit-identical */
   bool unfused;       /* disables fusion, for comparison */
+  bool lean;          /* keeps no values between calls, such as packed weights */
   const bool *wanted; /* per given input: true if it needs a gradient */
   /* Used by pipeline runs (pipeline_run.h). mpg_compiled_call requires MPG_STAGES_NONE. */
   mpg_compile_stages stages;

@@ -197,6 +197,11 @@ static PyObject *handed_over(PyObject *Py_UNUSED(module), PyObject *ctx) {
   return PyFloat_FromDouble((double)latest->queued_ns * 1e-9);
 }
 
+static PyObject *collect_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  mpg_host_collect();
+  Py_RETURN_NONE;
+}
+
 PyMethodDef mpg_py_runtime_methods[] = {
     {"engine_queue_status", engine_queue_status, METH_NOARGS,
      "engine_queue_status()\n--\n\nFor each device a tuple (name, ticks completed, ticks "
@@ -239,6 +244,10 @@ PyMethodDef mpg_py_runtime_methods[] = {
      "a GPU. Loads the libraries."},
     {"gpu_reason", gpu_reason, METH_NOARGS,
      "gpu_reason()\n--\n\nThe reason why no GPU is available; None if one is."},
+    {"collect_memory", collect_memory, METH_NOARGS,
+     "collect_memory()\n--\n\nFrees the values that compiled calls keep between calls, and "
+     "collects "
+     "garbage, as before an\nout-of-memory error."},
     {"_memory_free_kept", memory_free_kept, METH_NOARGS, "Frees cached work space; for tests."},
     {"_memory_until_failure", memory_until_failure, METH_NOARGS,
      "The number of allocations left until the one that `_memory_fail_after` makes fail."},

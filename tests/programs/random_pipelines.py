@@ -253,7 +253,7 @@ class Case:
         """Runs micro-batch by micro-batch on one device. Along time, the last one runs backward
         first and gives the head gradient of the previous state."""
         net, x, state = self.network(True, True), self.x.copy(), self.state
-        # User code would divide a hybridized block into calls, whose gradients are summed in
+        # User code would divide a hybridized block into calls, and their gradients are summed in
         # another order.
         hosted = any(node.kind in HOSTED for node in self.nodes)
         options = {"recompute": True} if self.recompute == "all" and not hosted else {}

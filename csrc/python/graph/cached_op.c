@@ -137,8 +137,10 @@ static bool alive(const cached_op *self) {
   return self->trace != NULL;
 }
 
-static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
+static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording,
+                                       bool lean) {
   mpg_compile_options options = {.recording = recording,
+                                 .lean = lean,
                                  .exact = self->exact,
                                  .unfused = self->unfused,
                                  .num_bound = inputs->num_bound,
@@ -244,7 +246,7 @@ static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, train, recording);
   if (compiled == NULL) {
     int64_t begin = mpg_clock_ns();
-    compiled = trace_and_compile(self, inputs, recording);
+    compiled = trace_and_compile(self, inputs, recording, false);
     if (compiled == NULL) return NULL;
     compiled->references++; /* one reference for the cache, one for the caller */
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
@@ -263,6 +265,18 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   mpg_compiled *compiled = find_compiled(self, inputs);
   if (compiled == NULL) return NULL;
   PyObject *result = call_compiled(compiled, inputs);
+  /* If a device has no memory for the values that the call keeps, such as packed weights, the call
+   * is recompiled to compute them whenever it runs. All ranks would have to recompile it. */
+  if (result == NULL && compiled->num_kept && !compiled->agreed &&
+      PyErr_ExceptionMatches(mpg_py->errors[MPG_DEVICE_OUT_OF_MEMORY])) {
+    PyErr_Clear();
+    mpg_compiled *lean = trace_and_compile(self, inputs, false, true);
+    if (lean != NULL) {
+      mpg_cache_replace(self->cache, compiled, lean);
+      result = call_compiled(lean, inputs);
+      mpg_compiled_release(lean);
+    }
+  }
   mpg_compiled_release(compiled);
   return result;
 }

@@ -626,7 +626,8 @@ static PyObject *pipeline_run_describe(PyObject *object, PyObject *args) {
   return result;
 }
 
-/* Parses the arguments (micro_batch, phase). Returns the programs, or NULL with an exception set. */
+/* Parses the arguments (micro_batch, phase). Returns the programs, or NULL with an exception set.
+ */
 static mpg_program_set *set_at(PyObject *object, PyObject *args) {
   int phase;
   const mpg_micro_batch *micro_batch = micro_batch_at(object, args, &phase);

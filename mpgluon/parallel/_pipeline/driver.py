@@ -4,7 +4,6 @@ that they fit into the devices' memory."""
 from __future__ import annotations
 
 import collections
-import gc
 from typing import TYPE_CHECKING
 
 from ... import _core
@@ -22,18 +21,25 @@ __all__ = ["AUTO", "Driver"]
 AUTO = "auto"  # chooses the schedule by the measured times of the first steps
 
 
+def _stats_for(ctx, needed):
+    """Returns the `memory_stats` of a device, and the bytes that its limit leaves (None without a
+    limit)."""
+    for last in (False, True):
+        stats = memory_stats(ctx)
+        if not stats["limit"]:
+            return stats, None
+        # Cached memory of the allocator counts as free, because it is reused or released on demand.
+        left = max(stats["limit"] - stats["in_use"], 0)
+        if needed <= left or last:
+            return stats, left
+        _core.collect_memory()  # packed weights, and arrays in reference cycles
+
+
 def _check_memory(peaks, advice):
     """Raises ScheduleError if a device's memory limit leaves less than the schedule needs."""
     for ctx, needed in peaks.items():
-        stats = memory_stats(ctx)
-        if not stats["limit"]:
-            continue
-        # Arrays in reference cycles are garbage that still occupies memory: collect them first.
-        if needed > stats["limit"] - stats["in_use"] and gc.collect():
-            stats = memory_stats(ctx)
-        # Cached memory of the allocator counts as free, because it is reused or released on demand.
-        left = max(stats["limit"] - stats["in_use"], 0)
-        if needed > left:
+        stats, left = _stats_for(ctx, needed)
+        if left is not None and needed > left:
             raise schedules.ScheduleError(
                 f"the schedule needs {needed:,} bytes on {ctx} for micro-batches in flight, "
                 f"{needed - left:,} more than its limit of {stats['limit']:,} leaves with "
@@ -49,11 +55,8 @@ ALL_AT_ONCE = (
 
 def _fits(peaks):
     """True if the needed bytes are within the limit of each device."""
-    return not any(
-        memory_stats(ctx)["limit"]
-        and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
-        for ctx, needed in peaks.items()
-    )
+    lefts = [(needed, _stats_for(ctx, needed)[1]) for ctx, needed in peaks.items()]
+    return all(left is None or needed <= left for needed, left in lefts)
 
 
 def _costs_of_ranks(report):
