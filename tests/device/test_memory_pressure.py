@@ -1,5 +1,7 @@
 """Caches give memory back before a device is out of memory."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,13 @@ from mpgluon.parallel import Pipeline, TrainStep
 MIB = 1 << 20
 
 
+numbers = itertools.count(94)
+
+
 @pytest.fixture
 def ctx():
-    device = mx.cpu(94)
+    """A device without the peaks and caches of other tests."""
+    device = mx.cpu(next(numbers))
     yield device
     set_memory_limit(device, None)
 

@@ -10,6 +10,7 @@ from collections import namedtuple
 from math import prod
 
 from ... import _core
+from ..._internal import graph_breaks
 from .row_gradients import RowGradientWeight, copied_index
 
 _gradient_tap = _core.get_op("_gradient_tap")
@@ -82,18 +83,14 @@ class FlatTaps(Taps):
     @classmethod
     def of(cls, arrays):
         """Creates an instance whose taps are these flat arrays."""
-
-        def new(number, rows):
-            if number >= len(arrays):
-                raise _core.NotSupportedError(
-                    "rows of a parameter with a row_sparse gradient cannot be taken in the body "
-                    "of a loop of a pipelined block; take them before the loop"
-                )
-            return arrays[number].reshape(rows.shape)
-
-        return cls(new)
+        return cls(lambda number, rows: arrays[number].reshape(rows.shape))
 
     def add(self, param, ctx, rows, numbers):
+        if isinstance(graph_breaks.current(), graph_breaks.Body):
+            raise _core.NotSupportedError(
+                f"Parameter '{param.name}' has a row_sparse gradient, so its rows cannot be taken "
+                "in the body of a loop or branch of a pipelined block; take them before it"
+            )
         if numbers is None:
             raise _core.NotSupportedError(
                 f"Parameter '{param.name}' has a row_sparse gradient, but a pipelined block "
