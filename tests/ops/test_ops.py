@@ -39,7 +39,8 @@ def same_bits(a, b):
 
 
 def test_every_op_has_samples():
-    missing = [name for name in OPS if not SAMPLES.get(name)]
+    # A host step has results only in a pipeline (pipeline/test_host_steps.py).
+    missing = [name for name in OPS if not SAMPLES.get(name) and name != "_host_step"]
     assert not missing, f"ops without samples: {missing}"
 
 
