@@ -25,10 +25,14 @@ def flatten(value, flat, what):
         flat.append(value)
         return ARRAY
     if isinstance(value, (list, tuple)):
-        return (
-            list if isinstance(value, list) else tuple,
-            *[flatten(item, flat, what) for item in value],
-        )
+        parts = [list if isinstance(value, list) else tuple]
+        for item in value:
+            if type(item) is nd.NDArray:  # saves a call for the usual case
+                flat.append(item)
+                parts.append(ARRAY)
+            else:
+                parts.append(flatten(item, flat, what))
+        return tuple(parts)
     if type(value) is dict:
         return (dict, *value, flatten(list(value.values()), flat, what))
     if isinstance(value, _STATIC):
@@ -94,6 +98,11 @@ def holds(value, kind):
     """True if nested lists, tuples and dicts hold an instance of `kind`."""
     if isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return any(holds(item, kind) for item in value)
-    return isinstance(value, kind)
+    if not isinstance(value, (list, tuple)):
+        return isinstance(value, kind)
+    for item in value:  # not by `any`, whose generator costs more than the checks
+        if isinstance(item, kind):
+            return True
+        if isinstance(item, (list, tuple, dict)) and holds(item, kind):
+            return True
+    return False
