@@ -238,8 +238,8 @@ def test_packed_weights_page_code_packs_a_network(tmp_path, monkeypatch, capsys)
     np.testing.assert_allclose(scope["y"].asnumpy(), before, atol=0.2 * abs(before).max())
 
 
-@cpus_only
-def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, capsys):
+def saved_models(folder):
+    """Writes the folders `model` and `bert` that the pages on transformers assume."""
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 24,
@@ -253,14 +253,32 @@ def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, c
     ):
         net = gluon.model_zoo.text.from_config({"model_type": kind, **sizes, **more})
         net.initialize(mx.init.Normal(0.3))
-        folder = tmp_path / {"llama": "model"}.get(kind, kind)
-        net.save_parameters(folder, format="huggingface")
+        path = folder / {"llama": "model"}.get(kind, kind)
+        net.save_parameters(path, format="huggingface")
     sizes.update(hidden_size=32, intermediate_size=64)
     net = gluon.model_zoo.text.from_config(
         {"model_type": "llama", "max_position_embeddings": 64, "num_key_value_heads": 2, **sizes}
     )
     net.initialize(mx.init.Normal(0.3))
-    write_model(tmp_path / "model.gguf", net, tmp_path / "source", "Q4_0")
+    write_model(folder / "model.gguf", net, folder / "source", "Q4_0")
+
+
+@cpus_only
+def test_transformers_page_generates_trains_and_saves(tmp_path, monkeypatch, capsys):
+    saved_models(tmp_path)
+    scope, printed = together("docs/transformers.md", tmp_path, monkeypatch, capsys)
+    placement, tokens, path = re.split(r"\n(?=\[|layers)", printed)
+    assert "cpu(1): layers.2, layers.3, norm, head" in placement
+    assert len(eval(tokens)) == 16
+    assert path.strip() == "layers.0.attention.query"
+    assert scope["losses"].shape == (8,) and scope["trainer"].learning_rate < 2e-4
+    for name in ("tuned/config.json", "run/index.json", "adapter/adapter_config.json"):
+        assert (tmp_path / name).exists()
+
+
+@cpus_only
+def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, capsys):
+    saved_models(tmp_path)
     scope, printed = together("docs/huggingface.md", tmp_path, monkeypatch, capsys)
     same, difference, generated, smaller, shape, shapes = (
         line for line in printed.splitlines() if re.match(r"[\d\[({TF]", line)
