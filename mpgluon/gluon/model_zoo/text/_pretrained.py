@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ def from_pretrained(
         `memory`.
     """
     if kwargs:
-        known = ("ctx", "dtype", "quantize", "memory", "grad_req", "verbose", "progress")
+        known = [*inspect.signature(from_pretrained).parameters][1:-1]
         raise unknown_option_of("from_pretrained", kwargs, known)
     path = os.fspath(folder)
     if not os.path.isdir(path) and not is_gguf(path):
