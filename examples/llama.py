@@ -8,13 +8,12 @@ With `--model`, the folder of a model is loaded, and fine-tuned only if `--text`
     python llama.py --model FOLDER --prompt "Once upon a time" --devices "gpu(0)" "gpu(1)"
     python llama.py --model FOLDER --memory 20 40     # GB of weights on each device at most
     python llama.py --model FOLDER --text FILE --steps 500 --save
+    python llama.py --model FOLDER --text FILE --quantize nf4         # QLoRA
 """
 
 import argparse
-import importlib
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +30,18 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 
 # --- The idea -------------------------------------------------------------------------------------
-def load(
-    folder: str, devices: list[mx.Context], memory: dict[mx.Context, int] | None, is_trained: bool
-) -> Any:
+def load(options: argparse.Namespace, folder: str, is_trained: bool) -> Any:
     """Returns the network of a folder. Each device has consecutive layers with about the same
-    bytes, or in proportion to its `memory`. Arrays are read straight to their devices. Gradients
-    of the weights are needed only if all of them are trained."""
-    grad_req = "write" if is_trained else "null"
-    return text.from_pretrained(folder, ctx=devices, memory=memory, grad_req=grad_req, verbose=True)
+    bytes, or in proportion to ``--memory``. Arrays are read straight to their devices, and rounded
+    to few bits with ``--quantize``. Gradients are needed only if the weights are trained."""
+    return text.from_pretrained(
+        folder,
+        ctx=options.devices,
+        memory=memory_of(options),
+        quantize=options.quantize,
+        grad_req="write" if is_trained else "null",
+        verbose=True,
+    )
 
 
 def fine_tuning(net: Any, rank: int, rate: float, steps: int, micro_batches: int) -> TrainStep:
@@ -55,10 +58,13 @@ def fine_tuning(net: Any, rank: int, rate: float, steps: int, micro_batches: int
     return TrainStep(net, loss, trainer, Pipeline(micro_batches, "1f1b"))
 
 
-def generate(net: Any, prompt: list[int], show: Callable[[int], None], **options: Any) -> list[int]:
-    """Returns the tokens that follow a prompt, and shows each as soon as it is known. One compiled
-    program per device computes a step; keys and values stay on the devices of their layers."""
-    return text.generate(net, [prompt], stream=lambda _, token: show(token), **options)[0]
+def generate(net: Any, prompt: str, tokenizer: Any, **options: Any) -> None:
+    """Prints a prompt and the text that follows, as soon as it is known. One compiled program per
+    device computes a step; keys and values stay on the devices of their layers."""
+    print(f"\n{prompt}", end="")
+    for _, part in text.generate(net, prompt, tokenizer=tokenizer, stream=True, **options):
+        print(part, end="", flush=True)
+    print("\n")
 
 
 # --- The model and its tokens ---------------------------------------------------------------------
@@ -89,44 +95,8 @@ class Bytes:
     def encode(self, source: str) -> list[int]:
         return list(source.encode())
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(tokens).decode(errors="replace")
-
-
-class Words:
-    """The tokenizer of a folder. Needs the package tokenizers."""
-
-    def __init__(self, folder: str) -> None:
-        path = os.path.join(folder, "tokenizer.json")
-        if not os.path.exists(path):
-            raise SystemExit(f"{folder} has no tokenizer.json; copy it from the original model")
-        try:
-            package = importlib.import_module("tokenizers")
-        except ImportError:
-            raise SystemExit(f"{path} needs a package: pip install tokenizers") from None
-        self.tokenizer = package.Tokenizer.from_file(path)
-
-    def encode(self, source: str) -> list[int]:
-        return list(self.tokenizer.encode(source).ids)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(tokens)))
-
-
-def printer(tokenizer: Bytes | Words) -> Callable[[int], None]:
-    """Returns a function that prints tokens as text, once their characters are complete."""
-    tokens: list[int] = []
-    shown = 0
-
-    def show(token: int) -> None:
-        nonlocal shown
-        tokens.append(token)
-        found = tokenizer.decode(tokens)
-        if not found.endswith("\ufffd"):
-            print(found[shown:], end="", flush=True)
-            shown = len(found)
-
-    return show
 
 
 def batches(
@@ -181,7 +151,7 @@ def train(net: Any, source: Sequence[int], rank: int, options: argparse.Namespac
     print(f"loss {losses[0]:.3f} at the first step, {np.mean(losses[-10:]):.3f} at the last")
     print(step.pipeline.report())
     save(step.pipeline.plot(), output(options, "llama.png"))
-    if rank:
+    if rank and not options.quantize:
         lora.merge(net, keep=False)  # the speed of the original network
 
 
@@ -190,6 +160,7 @@ def main() -> None:
     add_text_options(arguments)
     arguments.add_argument("--model", help="a folder with config.json and safetensors")
     arguments.add_argument("--memory", type=float, nargs="+", help="GB of weights on each device")
+    arguments.add_argument("--quantize", help="format of the weights, such as int8, int4, nf4")
     arguments.add_argument("--prompt", default="def ", help="text to continue")
     arguments.add_argument("--tokens", type=int, default=200, help="tokens to generate at most")
     arguments.add_argument("--temperature", type=float, default=0.7, help="0 for the likeliest")
@@ -211,13 +182,14 @@ def main() -> None:
     if not options.model:
         random_llama(folder, options.seed)
     learns = bool(options.steps and (options.text or not options.model))
-    rank = options.rank if options.rank is not None else 16 if options.model else 0
+    has_adapters = bool(options.model or options.quantize)
+    rank = options.rank if options.rank is not None else 16 if has_adapters else 0
     peaks(options.devices)
-    net = load(folder, options.devices, memory_of(options), learns and not rank)
+    net = load(options, folder, learns and not rank)
     if not isinstance(net, text.Decoder):
         raise SystemExit(f"{folder} holds a {type(net).__name__}; only language models generate")
     has_bytes = net.embed.weight.data().shape[0] == 256
-    tokenizer: Bytes | Words = Bytes() if has_bytes else Words(folder)
+    tokenizer: Any = Bytes() if has_bytes else text.tokenizer(folder)
     rows = [("", *map(str, options.devices)), ("MB, loading", *peaks(options.devices))]
 
     if learns:
@@ -228,19 +200,19 @@ def main() -> None:
         net.save_parameters(output(options, "llama"), format="huggingface")
         print(f"wrote {output(options, 'llama')}")
 
-    given = tokenizer.encode(options.prompt)
     drawn = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
-    print(f"\n{options.prompt}", end="")
-    generate(net, given, printer(tokenizer), max_new=options.tokens, **drawn)
+    drawn.update(max_new=options.tokens, tokenizer=tokenizer)
+    generate(net, options.prompt, **drawn)
+    given = [tokenizer.encode(options.prompt)]
     began = time.perf_counter()  # the steps are compiled
-    found = generate(net, given, lambda _: None, max_new=options.tokens, **drawn)
+    found = text.generate(net, given, **drawn)
     took = time.perf_counter() - began
-    print(f"\n\ngenerating: {len(found) / took:,.0f} tokens/s")
+    print(f"generating: {len(found[0]) / took:,.0f} tokens/s")
     rows.append(("MB, generating", *peaks(options.devices)))
     print_table(*rows)
     if options.check:
         net.place(options.devices[0], verbose=False)
-        same = generate(net, given, lambda _: None, max_new=options.tokens, **drawn) == found
+        same = text.generate(net, given, **drawn) == found
         print(f"the same tokens on {options.devices[0]} alone: {'yes' if same else 'no'}")
 
 

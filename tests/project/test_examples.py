@@ -321,6 +321,13 @@ def test_llama_example_learns_saves_and_tunes_its_own_model(tmp_path):
     assert "149,504 numbers are trained" in output
     assert "the cat sat on the mat" in output
 
+    packed = [*tuned[:2], "--quantize", "int4", "--check"]
+    output = run("llama.py", *small, *prompt, *packed, "--steps", "2", cwd=tmp_path)
+    assert "149,504 numbers are trained" in output
+    assert "the cat sat on" in output and "alone: yes" in output
+    sizes = re.search(r"^MB, loading +([\d.]+) +([\d.]+)$", output, re.M).groups()
+    assert all(0 < float(size) < 0.8 for size in sizes)
+
 
 def test_llama_example_only_generates_without_a_text(tmp_path):
     run("llama.py", "--steps", "0", "--tokens", "3", "--save", cwd=tmp_path)
