@@ -54,7 +54,7 @@ def main(names):
     samples = all_samples()
     for name in names:
         op = _core.get_op(name)
-        for sample in samples[name][:2]:
+        for sample in samples.get(name, [])[:2]:
             dtype = "float32"
             given = [
                 np.asarray(v, dtype if sample.made(i) else v.dtype)
