@@ -13,8 +13,8 @@ from mpgluon.contrib import huggingface as hf
 from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
-from support.text.few_bits import awq, compressed, gptq, nf4, rounded, write_folder
 from support.processes import finished
+from support.text.few_bits import awq, compressed, gptq, nf4, rounded, write_folder
 
 CONFIG = {
     "model_type": "llama",
