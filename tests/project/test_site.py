@@ -84,7 +84,7 @@ def test_every_public_operator_is_in_the_reference():
         places = [place(name) for name in (row["name"], *row["aliases"].split())]
         public = [name for space, name in places if space in ("op", *SPACES)]
         known = row["name"] in described or functions.intersection(public)
-        own = not row["name"].startswith("tests_")  # from the library of test_library.py
+        own = "tests_" not in row["name"]  # from the library of test_library.py
         if public and "hidden" not in row["flags"] and not known and own:
             missing.append(row["name"])
     assert len(described) > 300 and not missing

@@ -68,6 +68,14 @@ NONSENSE = {  # invalid values by parameter name, the same for all layers, losse
     "softcap": (math.nan, math.inf, -1, "x"),
     "qk_norm": (3, {"eps": 1}),
     "rotary": (3, {"bases": 1}),
+    **_sizes(1, "experts", "k"),
+    **_sizes(0, "shared", "group"),
+    "router": ("hardmax", 3),
+    "capacity": (0, -1, math.nan, "x"),
+    "aux_loss": (-1, math.nan, "x"),
+    "z_loss": (-1, math.nan, "x"),
+    "balance": ("token", 3),
+    "format": ("int3", 3),
 }
 BY_CLASS = {  # exceptions by class
     ("HuberLoss", "rho"): (0, -1, math.nan, "x"),
@@ -84,7 +92,7 @@ BY_CLASS = {  # exceptions by class
 }
 OTHER_TEXTS = ("alpha", "factor")  # errors that do not begin with "alpha must be"
 UNCHECKED = set(  # names, functions, initial values and optional bounds
-    "prefix params kwargs args function dtype base_cell l_cell r_cell op_name adj value init mode"
+    "prefix params kwargs args function dtype scale_dtype base_cell l_cell r_cell op_name adj value init mode"
     " initializers label_layout label_format rand_type rnd_type factor_type warmup_mode step"
     " num_epochs warmup_epochs lower_bound upper_bound use_sequence_length h2r_weight_initializer"
     " count_include_pad flatten attention".split()

@@ -1,5 +1,4 @@
-"""Each hint for a name or an option of another framework: the name raises the hint, and the code in
-the hint runs and has the effect of the name."""
+"""Names and options of other frameworks raise hints, and the code in a hint has their effect."""
 
 import itertools
 import os
@@ -790,13 +789,12 @@ def convolve(inputs, **options):
 @pytest.mark.parametrize("row", OPTIONS, ids=[f"{row[0]}-{row[1]}" for row in OPTIONS])
 def test_foreign_option_raises_a_hint_that_works(row, tmp_path):
     option, way, call, foreign, own, condition = row
-    scope = {**scope_of(tmp_path), "convolve": convolve}
-    scope["settings"] = {"learning_rate": 0.1, "wd": 0.2, "momentum": 0.3}
+    settings = {"learning_rate": 0.1, "wd": 0.2, "momentum": 0.3}
+    scope = {**scope_of(tmp_path), "convolve": convolve, "settings": settings}
     with pytest.raises(TypeError, match=f"'{option}'; did you mean '{way}'\\?") as caught:
         eval(call.replace("{}", f"{option}={foreign}"), scope)
     scope["r"] = eval(call.replace("{}", f"{way}={own}"), scope)
     assert eval(condition, scope)
-    opposite = {foreign, own} == {"True", "False"}
-    assert ("opposite" in str(caught.value)) == opposite
-    if not opposite and isinstance(eval(own, scope), str):
+    assert ("opposite" in str(caught.value)) == ({foreign, own} == {"True", "False"})
+    if "opposite" not in str(caught.value) and isinstance(eval(own, scope), str):
         assert f"{way}={own}" in str(caught.value)

@@ -33,8 +33,8 @@ static const char *parse_desc(const char *text, mpg_desc *desc) {
 int mpg_arity_host_step(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
   int count = 0;
-  for (const char *text = ((const mpg_host_step_params *)params)->outputs; *text; text++)
-    count += *text == ')';
+  const char *text = ((const mpg_host_step_params *)params)->outputs;
+  for (; text && *text; text++) count += *text == ')'; /* outputs='None' is NULL */
   return count;
 }
 

@@ -345,8 +345,8 @@ def list_lp16_ops(target_dtype: DType) -> list[str]:
 
     Examples
     --------
-    >>> mx.contrib.amp.list_lp16_ops("bfloat16")[:3]
-    ['FullyConnected', 'Convolution', '_contrib_attention']
+    >>> "Convolution" in mx.contrib.amp.list_lp16_ops("bfloat16")
+    True
     """
     return names_of(target_dtype, "low")
 

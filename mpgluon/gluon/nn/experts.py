@@ -31,8 +31,12 @@ class MoE(Layer):
 
     A token is a row of the last axis of the input. Tokens are sorted by expert, and each expert
     multiplies its own rows only, so the cost is that of `k` experts per token. No token is dropped
-    unless there is a `capacity`. The result of a token has the same bits whichever other tokens
-    are in the batch, so a pipeline gives the bits of the whole batch.
+    unless there is a `capacity`.
+
+    The products of the experts give a token the same bits whichever other tokens are in the batch.
+    The scores of the router and the shared experts are products of dense layers, which on CPUs can
+    be rounded in another way for up to 8 tokens than for more. So a pipeline gives the bits of the
+    whole batch if its micro-batches have more than 8 tokens.
 
     `router` is a `Dense` layer without bias. The weights of the experts are the parameters
     `gate_weight` and `up_weight`, (experts, hidden, in_units), and `down_weight`, (experts, units,
@@ -118,11 +122,9 @@ class MoE(Layer):
             raise MXNetValueError(f"MoE: balance must be 'batch' or 'sample', not {balance!r}")
         if k > experts:
             raise MXNetValueError(f"MoE: k = {k} must be at most the number of experts, {experts}")
-        if capacity is not None and not capacity > 0:
-            raise MXNetValueError(f"MoE: capacity must be positive or None, not {capacity!r}")
-        for name, value in (("aux_loss", aux_loss), ("z_loss", z_loss)):
-            if not value >= 0:
-                raise MXNetValueError(f"MoE: {name} must be at least 0, not {value!r}")
+        if capacity is not None:
+            domain.positive(capacity=capacity)
+        domain.not_negative(aux_loss=aux_loss, z_loss=z_loss)
         self._activation, self._experts, self._balance = activation, experts, balance
         self._aux_loss, self._z_loss = aux_loss, z_loss
         self._route = dict(k=k, router=router, renormalize=renormalize, capacity=capacity or 0.0)

@@ -11,7 +11,6 @@ from ...._core import dtype_name
 from ...._internal.hints import unknown_option_of
 from ....base import MXNetError
 from ....context import Context
-from ....parallel import divide
 from ..._huggingface.checkpoint import Checkpoint, config_and_source, has_few_bits, is_gguf
 from ..._huggingface.layers import keep_quantized, round_weights
 from ..._huggingface.load import load, mapped
@@ -184,6 +183,8 @@ def from_pretrained(
         if param.grad_req != "null":
             param.grad_req = grad_req
     if memory is not None:
+        from ....parallel import divide  # the package imports this module
+
         if not isinstance(ctx, (list, tuple)):
             raise TypeError("from_pretrained: memory needs a list of devices, ctx=[...]")
         ctx = divide(net, ctx, memory)

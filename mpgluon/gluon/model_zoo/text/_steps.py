@@ -40,10 +40,24 @@ class Prompt(_Around):
 class _Draws(_Around):
     """A program that draws tokens, with the options of `F.contrib.sample_tokens`."""
 
-    def __init__(self, net: Decoder, prefix: str, **options: float) -> None:
-        super().__init__(net, prefix)
-        self._options = options
-        self.penalizes: bool = options["repetition_penalty"] != 1
+    def __init__(
+        self,
+        net: Decoder,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+    ) -> None:
+        super().__init__(net, f"{type(self).__name__.lower()}_")
+        self.penalizes: bool = repetition_penalty != 1
+        self._options = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
 
     def draw(self, F: Any, scores: Array, keys: Array, history: Array | None) -> Array:
         """Draws the next tokens (rows,) from scores (batch, time, vocab)."""
@@ -58,9 +72,6 @@ class Step(_Draws):
 
     Everything stays on the devices, so the host can queue further steps at once.
     """
-
-    def __init__(self, net: Decoder, **options: float) -> None:
-        super().__init__(net, "generate_", **options)
 
     def hybrid_forward(
         self,
@@ -93,9 +104,6 @@ class Verify(_Draws):
     The draws at a position are those of `Step`, so the tokens of a draft that are equal to them are
     correct.
     """
-
-    def __init__(self, net: Decoder, **options: float) -> None:
-        super().__init__(net, "verify_", **options)
 
     def hybrid_forward(
         self,
