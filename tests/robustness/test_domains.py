@@ -92,10 +92,10 @@ BY_CLASS = {  # exceptions by class
 }
 OTHER_TEXTS = ("alpha", "factor")  # errors that do not begin with "alpha must be"
 UNCHECKED = set(  # names, functions, initial values and optional bounds
-    "prefix params kwargs args function dtype scale_dtype base_cell l_cell r_cell op_name adj value"
-    " init mode initializers label_layout label_format rand_type rnd_type factor_type warmup_mode step"
-    " num_epochs warmup_epochs lower_bound upper_bound use_sequence_length h2r_weight_initializer"
-    " count_include_pad flatten attention".split()
+    "prefix params kwargs args function dtype scale_dtype base_cell l_cell r_cell op_name adj"
+    " value init mode initializers label_layout label_format rand_type rnd_type factor_type"
+    " warmup_mode step num_epochs warmup_epochs lower_bound upper_bound use_sequence_length"
+    " h2r_weight_initializer count_include_pad flatten attention".split()
 )
 GIVEN = {
     "activation": "relu",
