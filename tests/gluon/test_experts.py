@@ -114,13 +114,13 @@ def test_bits_of_a_token_do_not_depend_on_other_tokens(dtype):
         whole = net(x)
     whole.backward(factor)
     gradient = x.grad.copy()
-    for rows in (slice(0, 9), slice(20, 130), slice(3, 5)):
+    for rows in (slice(0, 40), slice(20, 130), slice(3, 5)):
         part = x[rows].copy()
         part.attach_grad()
         with autograd.record():
             out = net(part)
         out.backward(factor[rows])
-        if len(part) <= 8 and dtype in ("float32", "float64"):
+        if len(part) <= 32 and dtype in ("float32", "float64"):
             # The router's product of few rows has another order of additions.
             np.testing.assert_allclose(out.asnumpy(), whole[rows].asnumpy(), 1e-5, 1e-5)
             continue

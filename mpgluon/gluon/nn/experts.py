@@ -35,8 +35,8 @@ class MoE(Layer):
 
     The products of the experts give a token the same bits whichever other tokens are in the batch.
     The scores of the router and the shared experts are products of dense layers, which on CPUs can
-    be rounded in another way for up to 8 tokens than for more. So a pipeline gives the bits of the
-    whole batch if its micro-batches have more than 8 tokens.
+    be rounded in another way for up to 32 tokens than for more. So a pipeline gives the bits of the
+    whole batch if its micro-batches have more than 32 tokens.
 
     `router` is a `Dense` layer without bias. The weights of the experts are the parameters
     `gate_weight` and `up_weight`, (experts, hidden, in_units), and `down_weight`, (experts, units,
