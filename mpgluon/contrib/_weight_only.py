@@ -60,7 +60,8 @@ def quantize_array(
     >>> arrays = mx.contrib.quantization.quantize_array(weight, 'int8')
     >>> arrays['packed'].asnumpy().tolist()
     [[-127, 64], [64, 127]]
-    >>> nd.contrib.dequantize_weight(**arrays, units=2, in_units=2).asnumpy().round(1).tolist()
+    >>> values = nd.contrib.dequantize_weight(**arrays, units=2, in_units=2)
+    >>> values.asnumpy().round(1).tolist()
     [[-1.0, 0.5], [2.0, 4.0]]
     """
     who = "quantize_array"

@@ -139,7 +139,7 @@ ALWAYS_INLINE V lane_scales(mpg_dtype dtype, const void *scales, int64_t i, int 
 #else
 ALWAYS_INLINE V lane_scales(mpg_dtype dtype, const void *scales, int64_t i, int count, int valid,
                             VI which) {
-  float lanes[LANES];
+  float lanes[LANES] = {0};
   (void)which;
   for (int c = 0; c < count; c++) {
     float scale = c < valid ? scale_at(dtype, scales, i + c) : 0;
