@@ -241,6 +241,10 @@ def test_split_file_and_missing_file_raise_error(tmp_path):
     path = write(tmp_path / "m.gguf", {**METADATA, "split.count": 3})
     with pytest.raises(MXNetError, match="one of 3 parts"):
         GGUF(path)
+    for value in ([1, 2], "3"):
+        path = write(tmp_path / "m.gguf", {**METADATA, "split.count": value})
+        with pytest.raises(MXNetError, match=r"split\.count = .* is not an integer"):
+            GGUF(path)
     with pytest.raises(MXNetError, match="cannot be read"):
         GGUF(tmp_path / "none.gguf")
 

@@ -151,10 +151,13 @@ class GGUF:
         except OSError as error:
             raise MXNetError(f"GGUF file '{self.path}' cannot be read: {error}") from error
         _check_overlap(self._tensors, self)
-        if self.metadata.get("split.count", 1) not in (0, 1):
+        parts = self.metadata.get("split.count", 1)
+        if type(parts) is not int:
+            raise self.damaged(f"split.count = {parts!r} is not an integer")
+        if parts > 1:
             raise MXNetError(
-                f"GGUF file '{self.path}' is one of {self.metadata['split.count']} parts; merge "
-                "them with llama.cpp: llama-gguf-split --merge"
+                f"GGUF file '{self.path}' is one of {parts} parts; merge them with llama.cpp: "
+                "llama-gguf-split --merge"
             )
 
     @property

@@ -43,7 +43,7 @@ class _Metadata:
     def __init__(self, file: GGUF) -> None:
         self.file = file
         self.kind = file.metadata.get("general.architecture")
-        if self.kind not in _KINDS:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
             raise MXNetError(
                 f"GGUF file '{file.path}': general.architecture = {self.kind!r} is not supported; "
                 f"the architectures are {', '.join(_KINDS)}"
@@ -148,6 +148,9 @@ def _base(data: _Metadata, kind: str, default_dim: int | None = None) -> Values:
     if data.get("expert_count", 0):
         raise data.error("expert_count", "is not supported: networks with experts")
     data.get("expert_used_count")
+    layers, tensors = data.size("block_count"), len(data.file.shapes())
+    if layers > tensors:
+        raise data.error("block_count", f"exceeds the number of tensors, {tensors}")
     size = data.size("attention.key_length", default_dim or max(1, units // heads))
     if size % 2:
         raise data.error("attention.key_length", f"must be even, not {size}")
@@ -158,7 +161,7 @@ def _base(data: _Metadata, kind: str, default_dim: int | None = None) -> Values:
         "vocab_size": data.rows(_EMBED),
         "hidden_size": units,
         "intermediate_size": data.size("feed_forward_length"),
-        "num_hidden_layers": data.size("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": data.size("attention.head_count_kv", heads),
         "head_dim": size,
