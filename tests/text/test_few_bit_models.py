@@ -1,7 +1,9 @@
 """Folders with weights in few bits: GPTQ, AWQ, compressed-tensors, bitsandbytes; rounding while
 loading; saving."""
 
+import contextlib
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -219,6 +221,7 @@ def test_biases_of_packed_layers_are_loaded(tmp_path):
     "changes, reason",
     [
         ({"bits": 3}, "bits = 3 is not supported; it must be 4 or 8"),
+        ({"bits": 4.0}, r"bits = 4\.0 is not supported; it must be 4 or 8"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not supported"),
         ({"group_size": 0}, "group_size = 0 must be a positive integer or -1"),
         ({"group_size": 48}, "does not fit groups of 48"),
@@ -382,6 +385,53 @@ def test_int8_rows_of_bitsandbytes_are_exact(tmp_path):
 
     config = {"load_in_8bit": True}
     check_model(tmp_path, write_model(tmp_path, config, pack), "int8", 0)
+
+
+@pytest.mark.parametrize(
+    "state, reason",
+    [
+        ({"nested_blocksize": "x"}, "nested_blocksize = 'x' of '.*' must be a positive integer"),
+        ({"nested_offset": 10**400}, "nested_offset = 1.* must be a finite number"),
+        ({"nested_offset": float("nan")}, "nested_offset = nan of '.*' must be a finite number"),
+    ],
+)
+def test_nf4_damaged_nested_state_raises_error(tmp_path, state, reason):
+    write_model(tmp_path, {"quant_method": "bitsandbytes"}, nested_with(state))
+    with pytest.raises(MXNetError, match=reason):
+        text.from_pretrained(tmp_path)
+
+
+def nested_with(changes):
+    """Returns a function that packs a weight of nf4 and changes its nested state."""
+
+    def pack(rng, name, units, in_units):
+        arrays, values = nf4(name, rng, units, in_units, 64, True)
+        key = f"{name}.weight.quant_state.bitsandbytes__nf4"
+        state = json.dumps({**json.loads(arrays[key].tobytes()), **changes})
+        return {**arrays, key: np.frombuffer(state.encode(), np.uint8)}, values
+
+    return pack
+
+
+def test_large_numbers_in_files_allocate_no_memory(tmp_path):
+    def act_order(rng, name, units, in_units):
+        arrays, values = gptq(name, *rounded(rng, units, in_units, 32))
+        arrays[f"{name}.g_idx"] = np.full(in_units, 1 << 25, "int32")
+        return arrays, values
+
+    cases = (
+        ({"quant_method": "bitsandbytes"}, nested_with({"nested_blocksize": 1 << 25})),
+        (gptq_config(), act_order),
+    )
+    for config, pack in cases:
+        write_model(tmp_path, config, pack)
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(MXNetError):
+                text.from_pretrained(tmp_path)
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
 
 
 def test_nf4_damaged_state_raises_error(tmp_path):

@@ -30,7 +30,9 @@ def read_json(path: str, kind: str) -> dict[str, Any]:
     """Reads a file that holds a JSON object. `kind` names it in errors."""
     try:
         with open_regular(path) as file:
-            text = file.read(_LARGEST_JSON + 1)
+            # `read` allocates the number of bytes that it may return.
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(min(size, _LARGEST_JSON) + 1)
         if len(text) > _LARGEST_JSON:
             raise ValueError("it is too large")
         found = json.loads(text)

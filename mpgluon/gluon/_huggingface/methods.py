@@ -27,6 +27,7 @@ __all__ = ["METHODS", "unpacked"]
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4 bits of a word, from the lowest
 _FLOATS = ("float16", "bfloat16", "float32")
+_LARGEST_OFFSET = 1e30  # of bitsandbytes
 # The 16 values of nf4 as bitsandbytes stores them
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -77,7 +78,7 @@ class _Reader:
         default."""
         value = self.config.get(key)
         value = allowed[0] if value is None else value
-        if value not in allowed:
+        if (type(value), value) not in [(type(choice), choice) for choice in allowed]:
             choices = " or ".join(repr(choice) for choice in allowed)
             raise self.error(f"{key} = {value!r} is not supported; it must be {choices}")
         return value
@@ -247,8 +248,10 @@ def _order(file, name, index, size):
     """Returns the order of the inputs in which groups are contiguous (`act-order`); None if they
     already are."""
     groups = len(index) // size
-    counts = np.bincount(index, minlength=groups) if index.min() >= 0 else [0]
-    if len(counts) != groups or (np.asarray(counts) != size).any():
+    # The range is checked first, because bincount allocates an element for each value up to the
+    # largest.
+    valid = index.min() >= 0 and index.max() < groups
+    if not valid or (np.bincount(index, minlength=groups) != size).any():
         raise file.error(f"'{name}' does not divide the inputs into {groups} groups of {size}")
     order = np.argsort(index, kind="stable").astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order
@@ -442,8 +445,12 @@ def _nf4_weight(file, name):
         outer = file.take(f"{name}.nested_absmax", "float32")
         values = file.take(f"{name}.nested_quant_map", "float32")
         length, offset = options.get("nested_blocksize"), options.get("nested_offset")
-        if type(length) is not int or length < 1 or not isinstance(offset, (int, float)):
-            raise file.error(f"the quant_state of '{name}' has no nested_blocksize and offset")
+        if type(length) is not int or length < 1:
+            raise file.error(
+                f"nested_blocksize = {length!r} of '{name}' must be a positive integer"
+            )
+        if type(offset) not in (int, float) or not abs(offset) < _LARGEST_OFFSET:
+            raise file.error(f"nested_offset = {offset!r} of '{name}' must be a finite number")
         file.check(f"{name}.nested_quant_map", values, 256)
         file.check(f"{name}.nested_absmax", outer, -(-units * groups // length))
         nested = outer, values, length, offset
@@ -453,7 +460,8 @@ def _nf4_weight(file, name):
         found = scales.whole()
         if nested is not None:
             outer, values, length, offset = nested
-            found = values.whole()[found] * np.repeat(outer.whole(), length)[: found.size]
+            blocks = np.arange(found.size) // length
+            found = values.whole()[found] * outer.whole()[blocks]
             found = found + np.float32(offset)
         return {"packed": stored >> 4 | stored << 4, "scales": found.reshape(units, groups)}
 
