@@ -211,6 +211,20 @@ def test_invalid_options_raise():
     small.initialize(ctx=on(0))
     for arguments, options, message in (
         ((net, "text"), {}, "pass tokenizer="),
+        ((net, [[1, 97]]), {}, "prompt 0 contains 97; .* are the integers 0 to 96"),
+        ((net, [[1], [-1, 2]]), {}, "prompt 1 contains -1"),
+        ((net, nd.array([[1, 2**20]])), {}, "prompt 0 contains 1048576"),
+        ((net, [[1, 2**40]]), {}, "prompt 0 contains 1099511627776"),
+        ((net, [[1, 2.5]]), {}, r"prompt 0 contains 2\.5"),
+        ((net, [[1, float("nan")]]), {}, "prompt 0 contains nan"),
+        ((net, [[[1, 2], [3, 4]]]), {}, "prompt 0 must be a list of integers"),
+        ((net, [1, 2]), {}, "prompt 0 must be a list of integers, got 1; pass a list of lists"),
+        ((net, [["a"]]), {}, "prompt 0 must be a list of integers"),
+        ((net, [[[1], [2, 3]]]), {}, "prompt 0 must be a list of integers"),
+        ((net, 5), {}, "tokens must be a list of lists of tokens, got int"),
+        ((net, PROMPTS), {"seed": 2**63 - 1}, "seeds must be 64-bit integers"),
+        ((net, PROMPTS), {"stop": 1.5}, "stop must hold tokens"),
+        ((net, PROMPTS), {"draft": net, "draft_tokens": 2.5}, "draft_tokens must be an integer"),
         ((net, PROMPTS), {"stop": "end"}, "strings, which need a tokenizer"),
         ((net, PROMPTS), {"stop": [[]]}, "sequence of stop is empty"),
         ((net, PROMPTS), {"stop": [1.5]}, "stop must hold tokens"),
@@ -230,6 +244,8 @@ def test_invalid_options_raise():
     ):
         with pytest.raises((TypeError, ValueError, mx.base.MXNetError), match=message):
             text.generate(*arguments, **options)
+    best = text.generate(net, PROMPTS, max_new=3, num_beams=2)
+    assert text.generate(net, PROMPTS, max_new=3, num_beams=2, stream=False) == best
     with pytest.raises(TypeError, match="T5.*whole prefix"):
         text.generate(text.T5.__new__(text.T5), PROMPTS)
 

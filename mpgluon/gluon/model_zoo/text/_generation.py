@@ -58,8 +58,8 @@ def generate(
     net : Decoder
         The network.
     tokens : list of list of int, array (requests, time), str, list of str, or list of dict
-        The prompts, which may have different lengths. Strings need a `tokenizer`. Dicts are the
-        messages of a chat (see `Tokenizer.chat`).
+        The prompts, which may have different lengths. Tokens must be less than `net.vocab`. Strings
+        need a `tokenizer`. Dicts are the messages of a chat (see `Tokenizer.chat`).
     max_new : int, default 32
         Largest number of new tokens of each request.
     temperature : float, default 0
@@ -116,8 +116,8 @@ def generate(
     Raises
     ------
     TypeError, ValueError
-        If the network is no `Decoder`, if prompts are empty or too long for its positions, or if
-        options don't fit together.
+        If the network is no `Decoder`, if prompts are empty, too long for its positions or have
+        tokens outside its vocabulary, or if options don't fit together.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def generate(
     _check_network("net", net)
     domain.size(0, max_new=max_new)
     domain.size(1, num_beams=num_beams)
-    prompts, is_text = _prompts(tokens, tokenizer)
+    prompts, is_text = _prompts(tokens, tokenizer, net.vocab)
     decode = None if tokenizer is None else decoder_of(tokenizer)
     if stop is None:
         stop = tokenizer.stop if isinstance(tokenizer, Tokenizer) else ()
@@ -214,7 +214,7 @@ def _check_beams(options, stops, stream, draft, groups, early_stopping):
         )
     if stops.sequences or stops.strings:
         raise MXNetValueError("generate: stop of a beam search must be single tokens")
-    for name, value in (("stream", stream), ("draft", draft), ("groups", groups)):
+    for name, value in (("stream", stream or None), ("draft", draft), ("groups", groups)):
         if value is not None:
             raise MXNetValueError(f"generate: {name} cannot be combined with num_beams")
 
@@ -234,6 +234,8 @@ def _check_draft(net, draft, count, most):
                 f"generate: a prompt and max_new have {most} tokens together, but draft has only "
                 f"{draft.max_length} positions"
             )
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
+        raise MXNetTypeError(f"generate: draft_tokens must be an integer, got {count!r}")
     if not 1 <= count < SAME_ROWS:
         raise MXNetValueError(
             f"generate: a draft must have 1 to {SAME_ROWS - 1} tokens, not {count}"
@@ -244,7 +246,7 @@ def _is_chat(tokens):
     return isinstance(tokens, (list, tuple)) and bool(tokens) and isinstance(tokens[0], dict)
 
 
-def _prompts(tokens, tokenizer):
+def _prompts(tokens, tokenizer, vocab):
     """Returns the tokens of the prompts, and whether they were given as text."""
     texts = [tokens] if isinstance(tokens, str) or _is_chat(tokens) else tokens
     is_text = isinstance(texts, (list, tuple)) and any(isinstance(one, str) for one in texts)
@@ -262,23 +264,52 @@ def _prompts(tokens, tokenizer):
             tokens = [encoded(tokenizer, one) for one in texts]
     if isinstance(tokens, nd.NDArray):
         tokens = tokens.asnumpy()
-    prompts = [np.asarray(one).astype("int32").reshape(-1) for one in tokens]
-    for i, prompt in enumerate(prompts):
-        if not prompt.size:
-            raise MXNetValueError(f"generate: prompt {i} is empty; start it with a token")
+    if not hasattr(tokens, "__iter__"):
+        raise MXNetTypeError(
+            f"generate: tokens must be a list of lists of tokens, got {type(tokens).__name__}"
+        )
+    prompts = [_checked(i, one, vocab) for i, one in enumerate(tokens)]
     if not prompts:
         raise MXNetValueError("generate: no prompt was given; pass a list of lists of tokens")
     return prompts, is_text
+
+
+def _checked(i, tokens, vocab):
+    """Returns the tokens of prompt `i` as int32, after checking them. An embedding would clip
+    other values."""
+    try:
+        prompt = np.asarray(tokens.asnumpy() if isinstance(tokens, nd.NDArray) else tokens)
+    except ValueError:  # rows of different lengths
+        prompt = np.asarray("")
+    if prompt.ndim != 1 or (prompt.size and prompt.dtype.kind not in "iuf"):
+        raise MXNetTypeError(
+            f"generate: prompt {i} must be a list of integers, got {tokens!r:.40}; pass a list of "
+            "lists, even for one prompt"
+        )
+    if not prompt.size:
+        raise MXNetValueError(f"generate: prompt {i} is empty; start it with a token")
+    wrong = prompt[~((prompt >= 0) & (prompt < vocab) & (prompt == np.floor(prompt)))]
+    if wrong.size:
+        raise MXNetValueError(
+            f"generate: prompt {i} contains {wrong[0]}; the tokens of the network are the integers "
+            f"0 to {vocab - 1}"
+        )
+    return prompt.astype("int32")
 
 
 def _seeds(seed, count):
     if seed is None:
         seed = int(nd.random.randint(0, 2**31 - 1, shape=(1,)).asnumpy()[0])
     if isinstance(seed, (int, np.integer)):
-        return [int(seed) + i for i in range(count)]
-    if len(seed) != count:
+        seeds = [int(seed) + i for i in range(count)]
+    elif len(seed) != count:
         raise MXNetValueError(f"generate: {len(seed)} seeds for {count} prompts; pass one for each")
-    return [int(one) for one in seed]
+    else:
+        seeds = [int(one) for one in seed]
+    for one in seeds:
+        if not -(2**63) <= one < 2**63:
+            raise MXNetValueError(f"generate: seeds must be 64-bit integers, got {one}")
+    return seeds
 
 
 def _sizes(net, count, groups, draft, draft_tokens):

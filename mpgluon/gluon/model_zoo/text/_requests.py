@@ -28,7 +28,7 @@ class Stops:
         self.tokens: set[int] = set()
         self.sequences: list[tuple[int, ...]] = []
         self.strings: list[str] = []
-        if isinstance(stop, (int, np.integer, str)):
+        if isinstance(stop, (int, np.integer, str)) or not hasattr(stop, "__iter__"):
             stop = [stop]
         for one in stop:
             if isinstance(one, str):
