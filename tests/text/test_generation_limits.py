@@ -109,6 +109,23 @@ def test_strings_end_requests_and_streams_have_whole_characters(monkeypatch, dra
     assert Letters().decode(new[0]) == whole and shown == new[0]
 
 
+@pytest.mark.parametrize("prompts", ["A", [[1]]])
+def test_time_of_decoding_is_linear_in_tokens(monkeypatch, prompts):
+    decoded = []
+
+    class Counting(Letters):
+        def decode(self, tokens, skip_special_tokens=True):
+            decoded.append(len(tokens))
+            return super().decode(tokens, skip_special_tokens)
+
+    for stop, most in (("yz", 9 * 80), ((), 9 * 80 if prompts == "A" else 0)):
+        replay(monkeypatch, [37 + i % 5 for i in range(80)])
+        decoded.clear()
+        options = {"stop": stop, "tokenizer": Counting()}
+        assert text.generate(decoder(), prompts, max_new=80, **options)
+        assert sum(decoded) <= most
+
+
 def test_incomplete_characters_end_as_replacements(monkeypatch):
     replay(monkeypatch, [37, 60, 61])
     parts = []

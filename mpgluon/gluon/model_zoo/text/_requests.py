@@ -82,7 +82,9 @@ class Request:
         streams_text: bool,
     ) -> None:
         self.prompt, self.most, self.stops = prompt, most, stops
-        self.decode, self.streams_text = decode, streams_text
+        self.streams_text = streams_text
+        # Tokens are decoded only if text is the result or may end the request.
+        self.decode = decode if streams_text or stops.strings else None
         self.tokens: list[int] = []
         self.text = ""
         self.open = most > 0
@@ -133,30 +135,30 @@ class Request:
             self.tokens.pop()
 
     def _certain(self):
-        tokens, characters = self._certain_counts()
         given: Sequence[Any] = self.text if self.streams_text else self.tokens
-        end = max(characters if self.streams_text else tokens, self._shown)
+        end = max(self._certain_count() if self.open else len(given), self._shown)
         new, self._shown = given[self._shown : end], end
         if self.streams_text:
             yield from [new] if new else []
         else:
             yield from new
 
-    def _certain_counts(self):
-        """Returns the numbers of tokens and characters that cannot become a part of a stop."""
-        tokens, characters = len(self.tokens), len(self.text)
-        if not self.open:
-            return tokens, characters
-        given = tuple(self.tokens)
-        held = max([0, *(_overlap(given, stop) for stop in self.stops.sequences)])
-        tokens -= held
-        if held and self.decode is not None:
-            characters = min(characters, len(self.decode(self.tokens[:tokens])))
-        characters -= max([0, *(_overlap(self.text, stop) for stop in self.stops.strings)])
-        if self.stops.strings:
-            while tokens and len(self.decode(self.tokens[:tokens])) > characters:
+    def _certain_count(self):
+        """Returns the number of tokens, or of characters if text is streamed, that cannot become a
+        part of a stop."""
+        held = max([0, *(_overlap(self.tokens, list(s)) for s in self.stops.sequences)])
+        tokens = len(self.tokens) - held
+        begun = max([0, *(_overlap(self.text, stop) for stop in self.stops.strings)])
+        characters = len(self.text)
+        if self.streams_text:
+            if held:
+                characters = min(characters, len(self.decode(self.tokens[:tokens])))
+            return characters - begun
+        # The text of all tokens is decoded only if that of the last ones is not certain.
+        if self.stops.strings and (begun or self._read < tokens):
+            while tokens and len(self.decode(self.tokens[:tokens])) > characters - begun:
                 tokens -= 1
-        return tokens, characters
+        return tokens
 
 
 def _overlap(given, stop):
