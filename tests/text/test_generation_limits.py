@@ -126,6 +126,15 @@ def test_time_of_decoding_is_linear_in_tokens(monkeypatch, prompts):
         assert sum(decoded) <= most
 
 
+def test_stream_holds_character_in_which_stop_begins(monkeypatch):
+    replay(monkeypatch, [60, 61, 62, 37, 38])
+    parts = []
+    options = {"stop": [[62, 37, 38]], "tokenizer": Letters()}
+    stream = lambda i, part: parts.append(part)
+    new = text.generate(decoder(), "A", max_new=9, stream=stream, **options)
+    assert new == "".join(parts) == "\ufffd"
+
+
 def test_incomplete_characters_end_as_replacements(monkeypatch):
     replay(monkeypatch, [37, 60, 61])
     parts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,7 +153,9 @@ class Request:
         characters = len(self.text)
         if self.streams_text:
             if held:
-                characters = min(characters, len(self.decode(self.tokens[:tokens])))
+                # A stop may begin inside a character, whose first bytes are decoded differently.
+                rest = self.decode(self.tokens[:tokens])
+                characters = len(os.path.commonprefix((self.text, rest)))
             return characters - begun
         # The text of all tokens is decoded only if that of the last ones is not certain.
         if self.stops.strings and (begun or self._read < tokens):
