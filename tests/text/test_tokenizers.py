@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from mpgluon.base import MXNetError
 from mpgluon.gluon.model_zoo import text
 from support.networks import decoder
 
@@ -81,6 +82,22 @@ def test_messages_are_formatted_by_the_chat_template(folder):
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].role) }}")
     with pytest.raises(Exception, match="no user"):
         text.tokenizer(folder).chat(messages)
+
+
+def test_templates_have_the_functions_of_transformers(folder):
+    source = "{{ messages | tojson(ensure_ascii=true) }}{{ strftime_now('%Y') | length }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    assert text.tokenizer(folder).chat([{"a": "<\u20ac"}]) == '[{"a": "<\\u20ac"}]4'
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
+@pytest.mark.parametrize("content", ["[1]", "{"])
+def test_damaged_configs_name_their_file(folder, name, content):
+    (folder / name).write_text(content)
+    with pytest.raises(MXNetError, match=f"{name}' is damaged"):
+        text.tokenizer(folder)
 
 
 @pytest.mark.parametrize("options", [{}, {"draft": 3}, {"num_beams": 2}])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ....base import MXNetValueError
+from ....base import MXNetError, MXNetValueError
+from ..._huggingface.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,8 @@ def tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         If a package is missing.
     ValueError
         If the folder has no `tokenizer.json`.
+    MXNetError
+        If a file is damaged. The message names it.
     """
     return Tokenizer(folder)
 
@@ -64,7 +68,10 @@ class Tokenizer:
                 f"tokenizer: {os.fspath(folder)!r} has no tokenizer.json; save the tokenizer with "
                 "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
             )
-        self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        except Exception as error:  # the package raises no other class
+            raise MXNetError(f"tokenizer: file '{path}' is damaged: {error}") from error
         self._config = _read(folder, "tokenizer_config.json")
         self.template: str | None = _template(self._config.get("chat_template"))
         template = os.path.join(folder, "chat_template.jinja")
@@ -125,7 +132,8 @@ class Tokenizer:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = refuse
-        environment.filters["tojson"] = lambda x, **more: json.dumps(x, ensure_ascii=False, **more)
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.filters["tojson"] = _as_json
         names = {key: _text(value) for key, value in self._config.items() if key.endswith("_token")}
         return environment.from_string(self.template).render(
             messages=messages, add_generation_prompt=reply, **names, **values
@@ -134,10 +142,12 @@ class Tokenizer:
 
 def _read(folder, name):
     path = os.path.join(folder, name)
-    if not os.path.exists(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    return read_json(path, "tokenizer: file") if os.path.exists(path) else {}
+
+
+def _as_json(value, ensure_ascii=False, **options):
+    """The filter `tojson` of transformers, which does not escape characters of HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _text(token):
