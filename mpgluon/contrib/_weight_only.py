@@ -240,8 +240,8 @@ def quantize_weights(
     Raises
     ------
     ValueError
-        If no layer can be replaced, a pattern matches none, or a layer does not fit the format. The
-        network does not change in this case.
+        If no layer can be replaced, a pattern matches none, or a layer does not fit the format or
+        has NaN. The network does not change in this case.
 
     Examples
     --------
@@ -293,6 +293,11 @@ def _checked(who, path, layer, format, group):
         raise ValueError(
             f"{who}: the weight of '{path}' is not initialized; initialize the network and run one "
             "batch first"
+        )
+    if not nd.all_finite(weight.reduced()).asscalar():
+        raise ValueError(
+            f"{who}: the weight of '{path}' has infinite numbers or NaN, which have no scale; skip "
+            "this layer"
         )
     if adapters_of(layer) is not None:
         raise ValueError(

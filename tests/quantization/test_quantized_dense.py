@@ -307,6 +307,15 @@ def test_mistakes_leave_the_network_unchanged(options, error, message):
     assert set(kinds(net).values()) == {nn.Dense}
 
 
+def test_nan_names_layer_and_leaves_network_unchanged():
+    net = network()
+    last = net[-1].weight
+    last.set_data(nd.full(last.shape, np.nan))
+    with pytest.raises(ValueError, match=f"the weight of '{len(net) - 1}' has infinite numbers"):
+        quantize_weights(net)
+    assert set(kinds(net).values()) == {nn.Dense}
+
+
 def test_uninitialized_layers_are_named():
     net = nn.HybridSequential()
     net.add(nn.Dense(4))
