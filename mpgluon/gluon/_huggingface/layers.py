@@ -81,12 +81,19 @@ def round_weights(
     layers: Any = None,
     skip: Any = (),
     use_zeros: bool = False,
+    **unknown: Any,
 ) -> None:
     """Replaces Dense layers of a network without values by QuantizedDense layers, to which `load`
-    rounds float weights. The options are those of `contrib.quantization.quantize_weights`."""
+    rounds float weights. See `contrib.quantization.quantize_weights` for the options."""
     from ...contrib import _weight_only as packing
 
     who = "from_pretrained: quantize"
+    if unknown:
+        raise TypeError(
+            f"{who} has no option {next(iter(unknown))!r}; it takes format, group, layers, skip "
+            "and use_zeros, and rounds to nearest. For other methods load float weights, and call "
+            "mx.contrib.quantization.quantize_weights"
+        )
     packing.check_format(who, format)
     made: dict[int, Block] = {}
     for parent, name, path, layer in packing.selected(who, net, layers, skip):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .... import autograd
@@ -19,8 +20,6 @@ from . import _decoders, _encoders, _t5
 from ._config import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from typing_extensions import Never
 
     from ...._internal.types import DType
@@ -137,10 +136,10 @@ def from_pretrained(
         'float32' is more precise for training files in half precision. Packed weights do not
         change.
     quantize : str, dict or False, optional
-        Format of `nn.QuantizedDense`, such as 'int8', or options of
-        ``mx.contrib.quantization.quantize_weights``, such as ``{'format': 'int4', 'skip':
-        'head'}``. Float weights are rounded one at a time while they are read, with the same
-        result. False dequantizes weights that are stored in few bits.
+        Format of `nn.QuantizedDense`, such as 'int8', or the options format, group, layers, skip
+        and use_zeros of ``mx.contrib.quantization.quantize_weights``, such as ``{'format': 'int4',
+        'skip': 'head'}``. Float weights are rounded one at a time while they are read, with the
+        same result. False dequantizes weights that are stored in few bits.
     memory : dict of Context to int, optional
         Largest number of bytes of parameters on each device of a list (see `parallel.divide`).
     grad_req : {'write', 'add', 'null'}, default 'write'
@@ -175,9 +174,14 @@ def from_pretrained(
         )
     if quantize is True:
         raise ValueError("from_pretrained: quantize must name a format, such as 'int8', not True")
+    rounds = quantize is not None and quantize is not False
+    if rounds and not isinstance(quantize, (str, Mapping)):
+        raise TypeError(
+            f"from_pretrained: quantize must be a format, options or False, not {quantize!r}"
+        )
     net = _network(path, quantize is not False)
     net.cast(_dtype_of(path) if dtype is None else dtype_name(dtype))
-    if quantize:
+    if rounds:
         round_weights(net, **({"format": quantize} if isinstance(quantize, str) else quantize))
     for param in net.collect_params().values():
         if param.grad_req != "null":
