@@ -21,7 +21,8 @@ from ..gluon import nn
 from ..gluon._tree import own_parameters, runs_compiled, uncompiled
 from ..gluon.block import Block
 from ..gluon.nn.attention import heads_of, normalizes_first
-from ._weight_formats import BLOCKS, GROUPED, NF4, QUANTIZERS
+from ..gluon.nn.quantized_layers import GROUPED
+from ._weight_formats import BLOCKS, NF4, QUANTIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,33 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-# The values of NF4. kernels/common/weight_formats.h has the same table.
-NF4 = np.array(
-    [
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    ],
-    np.float32,
-)
-# Elements of a block, of which a row must be a multiple.
-BLOCKS = {"int8": 1, "int4": 2, "nf4": 2, "q8_0": 32, "q4_0": 32, "q4_k": 256, "q6_k": 256}
-# Bytes of a block.
-BYTES = {"int8": 1, "int4": 1, "nf4": 1, "q8_0": 34, "q4_0": 18, "q4_k": 144, "q6_k": 210}
-GROUPED = ("int8", "int4", "nf4")  # have arrays of scales
+from ..gluon.nn.quantized_layers import FORMATS, NF4 as NF4_VALUES
+
+NF4 = np.array(NF4_VALUES, np.float32)
+BLOCKS = {name: elements for name, (elements, _) in FORMATS.items()}
 
 
 def _inverse(x):

@@ -12,10 +12,10 @@ from .. import ndarray as nd
 from ..gluon import nn
 from ..gluon._tree import adapters_of, children, own_parameters
 from ..gluon.block import Block
-from ..gluon.nn.quantized_layers import packed_like
+from ..gluon.nn.quantized_layers import GROUPED, packed_like
 from ..gluon.utils import brief
 from ._calibrated_weights import awq, gptq, inputs_of
-from ._weight_formats import BLOCKS, GROUPED, QUANTIZERS
+from ._weight_formats import BLOCKS, QUANTIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...base import MXNetError
+from ..nn.quantized_layers import NF4
 from .quantized import LastTensor, QuantizedArray, converted
 from .values import LazyArray, Quantized
 
@@ -28,13 +29,6 @@ __all__ = ["METHODS", "unpacked"]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4 bits of a word, from the lowest
 _FLOATS = ("float16", "bfloat16", "float32")
 _LARGEST_OFFSET = 1e30  # of bitsandbytes
-# The 16 values of nf4 as bitsandbytes stores them
-_NF4 = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
 
 
 def unpacked(arrays: Mapping[str, LazyArray], config: Mapping[str, Any], source: str) -> Arrays:
@@ -438,7 +432,7 @@ def _nf4_weight(file, name):
     if math.prod(packed.shape) != units * in_units // 2 or in_units % 2:
         raise file.error(f"'{name}' of shape {packed.shape} does not hold {units, in_units}")
     file.check(f"{name}.absmax", scales, units * groups)
-    if table.shape != (16,) or not np.allclose(table.whole(), _NF4, rtol=0, atol=1e-6):
+    if table.shape != (16,) or not np.allclose(table.whole(), NF4, rtol=0, atol=1e-6):
         raise file.error(f"'{name}.quant_map' does not hold the 16 values of nf4")
     nested = None
     if scales.dtype == "uint8":

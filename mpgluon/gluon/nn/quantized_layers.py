@@ -21,8 +21,8 @@ else:
 
 __all__ = ["QuantizedDense"]
 
-# Elements and bytes of a block.
-_BLOCKS = {
+# Elements and bytes of a block, of which a row must be a multiple.
+FORMATS = {
     "int8": (1, 1),
     "int4": (2, 1),
     "nf4": (2, 1),
@@ -31,6 +31,14 @@ _BLOCKS = {
     "q4_k": (256, 144),
     "q6_k": (256, 210),
 }
+GROUPED = ("int8", "int4", "nf4")  # formats with arrays of scales
+# The values of nf4. kernels/common/weight_formats.h has the same table.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
 _ZERO_BYTES = {"int4": 0x88, "nf4": 0x77}  # bytes of two elements that are 0
 
 
@@ -102,17 +110,17 @@ class QuantizedDense(Layer):
         domain.size(1, units=units)
         domain.size(1, in_units=in_units)
         domain.size(0, group=group)
-        if format not in _BLOCKS:
+        if format not in FORMATS:
             raise MXNetValueError(
-                f"QuantizedDense: format must be one of {', '.join(_BLOCKS)}, not {format!r}"
+                f"QuantizedDense: format must be one of {', '.join(FORMATS)}, not {format!r}"
             )
-        block, size = _BLOCKS[format]
+        block, size = FORMATS[format]
         if in_units % block:
             raise MXNetValueError(
                 f"QuantizedDense: in_units must be a multiple of {block} for format {format!r}, "
                 f"not {in_units}"
             )
-        grouped = block <= 2
+        grouped = format in GROUPED
         if group and (not grouped or in_units % group):
             raise MXNetValueError(
                 f"QuantizedDense: group must divide in_units ({in_units}), not {group}"
