@@ -7,6 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
+from mpgluon.gluon._huggingface import gguf
 from mpgluon.gluon.model_zoo import text
 from support.text.few_bits import gguf_tensor, gguf_values
 from support.text.gguf_models import CONFIGS, config_for, values_of, write_model
@@ -150,6 +151,21 @@ def test_unsupported_metadata_names_key(tmp_path, metadata, reason):
     write_model(tmp_path / "m.gguf", network("llama"), tmp_path / "hf", metadata=metadata)
     with pytest.raises(MXNetError, match=reason):
         text.from_pretrained(tmp_path / "m.gguf")
+
+
+def test_header_is_read_once(tmp_path, monkeypatch):
+    opened, read = [], gguf.GGUF.__init__
+
+    def count(file, path):
+        opened.append(path)
+        read(file, path)
+
+    write_model(tmp_path / "m.gguf", network("llama"), tmp_path / "hf", "Q8_0")
+    monkeypatch.setattr(gguf.GGUF, "__init__", count)
+    for create in (text.from_pretrained, text.from_config):
+        opened.clear()
+        create(tmp_path / "m.gguf")
+        assert len(opened) == 1, create
 
 
 def test_unsupported_type_and_missing_tensor_name_tensor(tmp_path):

@@ -28,18 +28,14 @@ def is_gguf(path: str) -> bool:
 
 
 def config_and_source(path: str) -> tuple[dict[str, Any], str]:
-    """Returns the config of a GGUF file, a folder or a ``config.json``, and its name in errors."""
-    if is_gguf(path):
-        return config_of(GGUF(path)), f"GGUF file '{path}'"
+    """Returns the config of a folder or a ``config.json``, and its name in errors."""
     if os.path.isdir(path):
         path = os.path.join(path, _CONFIG)
     return read_json(path, "config"), f"config '{path}'"
 
 
 def has_few_bits(path: str) -> bool:
-    """True if the model at a path may have weights in few bits, according to its config."""
-    if is_gguf(path):
-        return True
+    """True if the model of a folder may have weights in few bits, according to its config."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     if os.path.exists(os.path.join(folder, _OLD_CONFIG)):
         return True
@@ -69,6 +65,12 @@ class Checkpoint:
         found = _quantization(self.path, self.arrays)
         if found is not None:
             self.arrays = unpacked(self.arrays, *found)
+
+    def config_and_source(self) -> tuple[dict[str, Any], str]:
+        """Returns the config of the model, and its name in errors."""
+        if isinstance(self._file, GGUF):
+            return config_of(self._file), f"GGUF file '{self.path}'"
+        return config_and_source(self.path)
 
     def opened(self) -> AbstractContextManager[None]:
         """Returns a scope in which the files remain open."""

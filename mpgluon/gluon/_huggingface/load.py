@@ -36,7 +36,7 @@ _MANTISSA = {"bfloat16": 1, "float16": 1, "float32": 2, "float64": 3}
 
 def load(
     net: Block,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Checkpoint,
     entries: Sequence[Entry] = (),
     ctx: Devices | None = None,
     allow_missing: bool = False,
@@ -50,7 +50,7 @@ def load(
     ----------
     net : Block
         The network. Parameters that are not initialized are created.
-    path : str
+    path : str or Checkpoint
         See `Weights`, or a GGUF file.
     entries : sequence of Entry
         The map from the arrays of the file to the parameters.
@@ -78,7 +78,7 @@ def load(
     Weights in few bits are read into `nn.QuantizedDense` layers as they are, and dequantized for
     other layers. Float weights of QuantizedDense layers are rounded to nearest.
     """
-    weights = Checkpoint(path)
+    weights = path if isinstance(path, Checkpoint) else Checkpoint(path)
     arrays = fitted(net, mapped(weights.arrays, entries), f"'{weights.path}'")
     targets, duplicates = _matched(net, arrays, f"'{weights.path}'", allow_missing, ignore_extra)
     _check(targets, cast_dtype, f"'{weights.path}'")

@@ -116,8 +116,8 @@ def generate(
     Raises
     ------
     TypeError, ValueError
-        If the network is no `Decoder`, if prompts are empty, too long for its positions or have
-        tokens outside its vocabulary, or if options don't fit together.
+        If the network is no `Decoder`, if prompts are empty or too long for its positions, if
+        tokens are outside its vocabulary, or if options don't fit together.
 
     Examples
     --------

@@ -77,20 +77,24 @@ def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlo
     (1, 5, 32)
     """
     if isinstance(config, (str, os.PathLike)):
-        return _network(os.fspath(config), True)
+        return _network(os.fspath(config), True)[0]
     return _created(dict(config), "config")[0]
 
 
-def _network(path: str, keep: bool) -> HybridBlock:
-    """Returns the network for the config at a path. If `keep` is true, weights that are stored in
-    few bits stay so."""
-    values, source = config_and_source(path)
+def _network(path: str, keep: bool) -> tuple[HybridBlock, Checkpoint | None]:
+    """Returns the network for the config at a path, and its files if they were opened. If `keep` is
+    true, weights that are stored in few bits stay so."""
+    # The header of a GGUF file holds the config and the vocabulary. It is read once.
+    weights = Checkpoint(path) if is_gguf(path) else None
+    values, source = config_and_source(path) if weights is None else weights.config_and_source()
     values.pop("quantization_config", None)
     net, entries = _created(values, source)
-    if keep and has_few_bits(path):
-        weights = os.path.dirname(path) or "." if os.path.basename(path) == "config.json" else path
-        keep_quantized(net, mapped(Checkpoint(weights).arrays, entries))
-    return net
+    if keep and weights is None and has_few_bits(path):
+        is_config = os.path.basename(path) == "config.json"
+        weights = Checkpoint(os.path.dirname(path) or "." if is_config else path)
+    if keep and weights is not None:
+        keep_quantized(net, mapped(weights.arrays, entries))
+    return net, weights
 
 
 def _created(values: dict[str, Any], source: str) -> tuple[HybridBlock, list[Entry]]:
@@ -179,8 +183,10 @@ def from_pretrained(
         raise TypeError(
             f"from_pretrained: quantize must be a format, options or False, not {quantize!r}"
         )
-    net = _network(path, quantize is not False)
-    net.cast(_dtype_of(path) if dtype is None else dtype_name(dtype))
+    net, weights = _network(path, quantize is not False)
+    if weights is None:
+        weights = Checkpoint(path)
+    net.cast(_dtype_of(weights) if dtype is None else dtype_name(dtype))
     if rounds:
         round_weights(net, **({"format": quantize} if isinstance(quantize, str) else quantize))
     for param in net.collect_params().values():
@@ -198,16 +204,16 @@ def from_pretrained(
         ctx = None
     with autograd.pause():
         entries, _ = huggingface_of(net)
-        load(net, path, entries, ctx, cast_dtype=dtype is not None, progress=progress)
+        load(net, weights, entries, ctx, cast_dtype=dtype is not None, progress=progress)
     return net
 
 
-def _dtype_of(path):
-    """Returns the dtype of the float arrays at a path, or one that holds the values of all of
-    them. The dtype of arrays in few bits is that of their scales."""
-    found = {array.dtype for array in Checkpoint(path).arrays.values()} & _FLOATS
+def _dtype_of(weights):
+    """Returns the dtype of the float arrays, or one that holds the values of all of them. Arrays in
+    few bits have the dtype of their scales."""
+    found = {array.dtype for array in weights.arrays.values()} & _FLOATS
     if not found:
-        raise MXNetError(f"from_pretrained: '{path}' holds no weights")
+        raise MXNetError(f"from_pretrained: '{weights.path}' holds no weights")
     if len(found) == 1:
         return found.pop()
     return "float64" if "float64" in found else "float32"
