@@ -575,6 +575,8 @@ def test_rounding_skips_layers_and_tied_heads(tmp_path):
         text.from_pretrained(tmp_path, quantize=True)
     with pytest.raises(TypeError, match="no option 'method'; .* call mx.contrib.quantization"):
         text.from_pretrained(tmp_path, quantize={"format": "int4", "method": "gptq"})
+    with pytest.raises(ValueError, match="dtype must be one of .* not 'int8'; quantize='int8'"):
+        text.from_pretrained(tmp_path, dtype="int8")
     with pytest.raises(TypeError, match="must be a format, options or False, not 8"):
         text.from_pretrained(tmp_path, quantize=8)
     assert text.from_pretrained(tmp_path, quantize={}).layers[0].mlp.down.format == "int8"

@@ -102,7 +102,8 @@ def generate(
         Number of tokens that the network `draft` proposes, up to 7.
     groups : int, optional
         Number of groups of requests that take turns, so that several devices compute at once. By
-        default one for each device of the layers, if each group has at least 4 requests.
+        default one for each device of the layers, if each group has at least 4 requests. With a
+        draft, the sizes of groups are fixed, because a check has at most 8 rows.
     tokenizer : Tokenizer, optional
         Result of `model_zoo.text.tokenizer`, or a tokenizer of the packages tokenizers or
         transformers.

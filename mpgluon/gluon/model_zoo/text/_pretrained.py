@@ -164,8 +164,8 @@ def from_pretrained(
     MXNetError
         If the folder is incomplete or damaged, or if the network would differ from the model.
     ValueError
-        If a list has more devices than the network has layers, or if these do not fit into
-        `memory`.
+        If a list has more devices than the network has layers, if these do not fit into `memory`,
+        or if `dtype` is not a float dtype.
     """
     if kwargs:
         known = [*inspect.signature(from_pretrained).parameters][1:-1]
@@ -182,6 +182,11 @@ def from_pretrained(
     if rounds and not isinstance(quantize, (str, Mapping)):
         raise TypeError(
             f"from_pretrained: quantize must be a format, options or False, not {quantize!r}"
+        )
+    if dtype is not None and dtype_name(dtype) not in _FLOATS:
+        raise ValueError(
+            f"from_pretrained: dtype must be one of {', '.join(sorted(_FLOATS))}, not "
+            f"{dtype_name(dtype)!r}; quantize='int8' or 'int4' loads weights in few bits"
         )
     net, weights = _network(path, quantize is not False)
     if weights is None:
