@@ -100,14 +100,23 @@ def test_right_drafts_are_accepted_as_a_whole(monkeypatch):
 
 
 def test_repeated_tokens_are_looked_up(monkeypatch):
-    assert _lanes.lookup([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
-    assert _lanes.lookup([7, 3, 5, 4, 3, 6, 1, 3], 3) == [6, 1, 3]
-    assert _lanes.lookup([1, 2, 3, 5, 2, 3, 7, 1, 2, 3], 4) == [5, 2, 3, 7]
-    assert _lanes.lookup([1, 2, 3], 2) == [] and _lanes.lookup([4], 2) == []
+    assert _lanes.Lookup([1, 2, 3, 9, 1, 2, 3]).find(2) == [9, 1]
+    assert _lanes.Lookup([7, 3, 5, 4, 3, 6, 1, 3]).find(3) == [6, 1, 3]
+    assert _lanes.Lookup([1, 2, 3, 5, 2, 3, 7, 1, 2, 3]).find(4) == [5, 2, 3, 7]
+    assert _lanes.Lookup([1, 2, 3]).find(2) == [] and _lanes.Lookup([4]).find(2) == []
     counts, net = rounds(monkeypatch), decoder("gpt2")
     net.head.weight.set_data(0 * net.head.weight.data())  # the first token is drawn forever
     assert text.generate(net, [[0, 0]], max_new=13, draft=3) == [[0] * 13]
     assert counts == [[1], [4], [4], [4]]
+
+
+def test_lookup_indexes_tokens_that_are_added():
+    tokens = [1, 2, 3]
+    lookup = _lanes.Lookup(tokens)
+    assert lookup.find(2) == []
+    for new, expected in (([1, 2], [3, 1]), ([4, 2], [4, 2]), ([3], [1, 2]), ([1, 2], [4, 2])):
+        tokens += new
+        assert lookup.find(2) == expected, tokens
 
 
 def test_requests_end_at_stops_inside_of_drafts():

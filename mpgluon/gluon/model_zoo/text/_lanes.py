@@ -155,7 +155,10 @@ class DraftLane:
         self.lengths = np.array([len(prompt) for prompt in prompts])
         self.tokens = [list(map(int, prompt)) for prompt in prompts]
         self.drafter = None
-        if draft is not None:
+        self.lookups: list[Lookup] = []
+        if draft is None:
+            self.lookups = [Lookup(tokens) for tokens in self.tokens]
+        else:
             more = min(most + count + 1, room(draft, prompts))
             self.drafter = programs_of(draft, Step, **options), Prompts(draft, prompts, more)
         self.width = 64
@@ -225,8 +228,8 @@ class DraftLane:
         """Returns the tokens that followed the last tokens earlier, or no tokens if they are new
         for any request."""
         found = [
-            lookup(tokens, self.count) if request.open else []
-            for tokens, request in zip(self.tokens, self.requests)
+            one.find(self.count) if request.open else []
+            for one, request in zip(self.lookups, self.requests)
         ]
         if not any(found):
             return np.zeros((len(found), 0), "int32")
@@ -260,15 +263,28 @@ def room(net: Decoder, prompts: Sequence[np.ndarray]) -> int:
     return net.max_length - longest if net.max_length else 1 << 62
 
 
-def lookup(tokens: list[int], count: int) -> list[int]:
-    """Returns up to `count` tokens that followed the latest earlier occurrence of the last tokens,
-    of three if possible, or else of fewer."""
-    for size in range(min(GRAM, len(tokens) - 1), 0, -1):
-        last = tokens[-size:]
-        for at in range(len(tokens) - size - 1, -1, -1):
-            if tokens[at : at + size] == last:
-                return tokens[at + size : at + size + count]
-    return []
+class Lookup:
+    """Index of the latest occurrence of each one to three adjacent tokens in a growing list. A
+    search of the list for each draft would take time in proportion to its length."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self._ends: dict[tuple[int, ...], int] = {}  # sequence -> index of the token after it
+        self._known = 1  # number of tokens whose preceding sequences are in the index
+
+    def find(self, count: int) -> list[int]:
+        """Returns up to `count` tokens that followed the latest earlier occurrence of the last
+        tokens, of three if possible, or else of fewer."""
+        tokens = self._tokens
+        for end in range(self._known, len(tokens)):
+            for size in range(1, min(GRAM, end) + 1):
+                self._ends[tuple(tokens[end - size : end])] = end
+        self._known = len(tokens)
+        for size in range(min(GRAM, len(tokens) - 1), 0, -1):
+            end = self._ends.get(tuple(tokens[-size:]))
+            if end is not None:
+                return tokens[end : end + count]
+        return []
 
 
 def tails(sequences: Sequence[Sequence[int]], width: int) -> np.ndarray:
