@@ -145,6 +145,19 @@ def test_bits_of_a_row_do_not_depend_on_its_group(dtype, transpose_b):
     assert (product(data[400:], [0, 0, 100]) == whole[400:]).all()
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rows", [250, 252, 480, 504, 755])
+def test_bits_of_a_row_do_not_depend_on_the_size_of_a_large_group(dtype, rows):
+    data, weight = nd.array(normal(rows, 17), dtype=dtype), nd.array(normal(1, 9, 17), dtype=dtype)
+
+    def product(part):
+        counts = nd.array([len(part)], dtype="int32")
+        return nd.contrib.grouped_dot(part, weight, counts).asnumpy()
+
+    parts = [product(data[i : i + 100]) for i in range(0, rows, 100)]
+    assert (product(data) == np.concatenate(parts)).all()
+
+
 def test_experts_without_tokens_have_gradient_zero():
     net = layer(in_units=8, experts=5, k=1)
     with autograd.record():

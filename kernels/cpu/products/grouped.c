@@ -17,8 +17,9 @@
 /* The rows of a panel of inner products have at most L2_BYTES, and the rows of the weight that they
  * are multiplied by L1_BYTES, except for long rows. */
 enum { PANEL_COLUMNS = 32, L1_BYTES = 32 << 10, L2_BYTES = 512 << 10, DOT_ROWS = 5 };
-/* The other panels pack a strip of B, in parts of STEP_DEPTH rows. */
-enum { TALLEST = 252, STEP_DEPTH = 512 };
+/* The other panels pack a strip of B, in parts of STEP_DEPTH rows. TALLEST is the maximum number of
+ * rows of a panel. */
+enum { TALLEST = 240, STEP_DEPTH = 512 };
 #if defined(__AVX512F__)
 enum { STEP_ROWS = 12 };
 #elif defined(__AVX__)
@@ -26,6 +27,9 @@ enum { STEP_ROWS = 6 };
 #else
 enum { STEP_ROWS = 4 };
 #endif
+/* find_panel rounds the rows of a panel up to whole tiles, and scratch memory has TALLEST rows. */
+_Static_assert(TALLEST % DOT_ROWS == 0 && TALLEST % STEP_ROWS == 0,
+               "a panel must consist of whole tiles");
 
 typedef struct grouped {
   mpg_dtype dtype;
