@@ -136,6 +136,20 @@ def test_dot_of_a_few_rows_is_rounded_once(dtype, n, k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_products_over_an_empty_axis_are_zero(dtype, transpose_b):
+    n = 20000  # more results than in the products that run inline
+    for m in (1, 2, 17):
+        a, b = (
+            nd.zeros((m, 0), dtype=dtype),
+            nd.zeros((n, 0) if transpose_b else (0, n), dtype=dtype),
+        )
+        assert not wide(nd.dot(a, b, transpose_b=transpose_b)).any()
+        a, b = a.expand_dims(0), b.expand_dims(0)
+        assert not wide(nd.batch_dot(a, b, transpose_b=transpose_b)).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_dense_layer_of_a_few_rows_is_rounded_once(dtype, use_bias):
     random = np.random.RandomState(1)

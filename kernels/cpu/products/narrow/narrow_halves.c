@@ -15,7 +15,6 @@
 enum { FEW_ROWS = 4, MOST_ROWS = 16, MOST_ELEMENTS = 32768 };
 /* Longer sums of float16 products would drift in one chain of additions. */
 enum { MOST_TERMS = 1 << 16 };
-/* Rows of B that are added at once, columns of a block, and sums that a thread keeps. */
 /* Size of a block of transposed B: MPG_TURNED pairs of elements along k, and WIDTH columns. */
 enum { BLOCK = 2 * MPG_TURNED, WIDTH = 2 * MPG_TURNED };
 /* Rows of B that are added at once, columns of a block, and sums that a thread keeps. */
@@ -299,7 +298,7 @@ PAIRS_TARGET static void add_of_pairs(int rows, int steps, const mpg_half_produc
 
 bool mpg_cpu_narrow_halves(const mpg_kernel_call *call, const mpg_half_product *product) {
   mpg_half_product g = *product;
-  if ((g.dtype != MPG_BFLOAT16 && g.dtype != MPG_FLOAT16) || g.batch * g.m * g.n == 0 ||
+  if ((g.dtype != MPG_BFLOAT16 && g.dtype != MPG_FLOAT16) || g.batch * g.m * g.n == 0 || !g.k ||
       g.k > MOST_TERMS || mpg_gemm_tiny(g.m, g.n, g.k))
     return false;
   if (g.n == 1 && !g.bias) { /* a matrix with one column equals its transpose, in memory */
