@@ -1,5 +1,6 @@
 """Accuracy of ops, and handling of NaN, infinities and the sign of zero."""
 
+import itertools
 import math
 
 import numpy as np
@@ -427,6 +428,17 @@ def test_vector_products_do_not_drift(size, dtype, bound):
 
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bits_of_a_row_do_not_depend_on_the_number_of_few_rows(dtype):
+    random = np.random.RandomState(0)
+    for n, k in itertools.product((1, 2, 5, 8, 33), (1, 5, 31, 32, 33, 100, 1000)):
+        x, w = (mx.nd.array(random.normal(size=(size, k)), dtype=dtype) for size in (8, n))
+        whole = mx.nd.FullyConnected(x, w, num_hidden=n, no_bias=True).asnumpy()
+        for m in (1, 2, 3, 7):
+            part = mx.nd.FullyConnected(x[:m], w, num_hidden=n, no_bias=True).asnumpy()
+            np.testing.assert_array_equal(part, whole[:m], err_msg=f"{m} x {n} x {k}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -137,6 +137,7 @@ static void dot_pieces(void *context, int64_t begin, int64_t end) {
   }
 }
 
+/* Computes an inner product, which is summed in float64. */
 static void vector_product(const mpg_kernel_call *call, const mpg_gemm *g) {
   vectors t = {.g = g};
   mpg_block_buffer buffer;
@@ -150,6 +151,17 @@ static void vector_product(const mpg_kernel_call *call, const mpg_gemm *g) {
   if (g->beta != 0)
     sum += g->beta * *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &buffer);
   mpg_cpu_store(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &sum);
+}
+/* Computes C, which has one column, row by row. */
+static void vector_products(const mpg_kernel_call *call, const mpg_gemm *g) {
+  int64_t size = (int64_t)mpg_dtype_size(g->dtype);
+  for (int64_t i = 0; i < g->m; i++) {
+    mpg_gemm row = *g;
+    row.m = 1;
+    row.a = (const char *)g->a + i * g->lda * size;
+    row.c = (char *)g->c + i * g->ldc * size;
+    vector_product(call, &row);
+  }
 }
 
 /* --- Libraries -------------------------------------------------------------------------------- */
@@ -197,12 +209,13 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   int64_t a_columns = g->transpose_a ? g->m : g->k, b_columns = g->transpose_b ? g->k : g->n;
   if (g->lda < a_columns) g->lda = a_columns > 0 ? a_columns : 1;
   if (g->ldb < b_columns) g->ldb = b_columns > 0 ? b_columns : 1;
-  if (g->m == 1 && g->n == 1 && (!g->transpose_a || g->lda == 1) &&
-      (g->transpose_b || g->ldb == 1)) {
-    vector_product(call, g);
+  bool few = !g->transpose_a && g->transpose_b && mpg_gemm_few_rows(g->dtype, g->m);
+  if (g->n == 1 &&
+      (few || (g->m == 1 && (!g->transpose_a || g->lda == 1) && (g->transpose_b || g->ldb == 1)))) {
+    vector_products(call, g);
     return MPG_OK;
   }
-  if (!g->transpose_a && g->transpose_b && mpg_gemm_few_rows(g->dtype, g->m)) {
+  if (few) {
     if (g->k < MPG_GEMM_SHORT)
       blocked(call, g);
     else
