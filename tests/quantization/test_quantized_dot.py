@@ -94,6 +94,15 @@ def test_scales_may_have_16_bits(scale_dtype):
     )
 
 
+def test_float64_scales_require_float64_data():
+    names = ("data", "packed", "scales")
+    product = mx.sym.contrib.quantized_dot(*map(mx.sym.var, names), units=3, in_units=16)
+    assert product.infer_type(data="float64", scales="float64")[1] == [np.float64]
+    assert product.infer_type_partial(scales="float64")[0][2] == np.float64
+    with pytest.raises(mx.MXNetError, match="or have the dtype of data"):
+        product.infer_type(data="float32", scales="float64")
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("shape", [(3, 512), (512,), (2, 3, 512), (0, 512)])
 def test_gradient_is_that_of_the_unpacked_weight(format, shape):

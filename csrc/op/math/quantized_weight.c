@@ -23,8 +23,8 @@ static mpg_status check_scale_dtype(mpg_infer *infer, const mpg_quantized_weight
                                     const char *name) {
   mpg_dtype *dtype = &infer->inputs[input].dtype;
   if (*dtype == MPG_DTYPE_NONE) *dtype = MPG_FLOAT32;
-  bool wide = *dtype == MPG_FLOAT64 &&
-              (w->data_input < 0 || infer->inputs[w->data_input].dtype == MPG_FLOAT64);
+  mpg_dtype data = w->data_input < 0 ? MPG_FLOAT64 : infer->inputs[w->data_input].dtype;
+  bool wide = *dtype == MPG_FLOAT64 && (data == MPG_FLOAT64 || data == MPG_DTYPE_NONE);
   if (*dtype == MPG_FLOAT32 || *dtype == MPG_FLOAT16 || *dtype == MPG_BFLOAT16 || wide)
     return MPG_OK;
   return mpg_infer_fail(infer, "%s must be float32, float16 or bfloat16%s", name,
