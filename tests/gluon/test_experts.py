@@ -262,9 +262,25 @@ def test_sorted_rows_cannot_leave_a_pipelined_block():
             rows = F.softmax(F.contrib.dispatch(x, order), axis=0)
             return F.contrib.combine(rows, order, weights)
 
+    class Multiplies(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, counts, weights, _ = F.contrib.route(x, k=1)
+            rows = F.contrib.dispatch(x, order)
+            rows = F.FullyConnected(F.ones((2, 3)), rows, no_bias=True, num_hidden=2)
+            return F.contrib.combine(rows, order, weights)
+
+    class Numbers(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, counts, weights, _ = F.contrib.route(x, k=1)
+            rows = F.contrib.dispatch(x, order)
+            rows = rows * F.arange(rows.shape[0]).reshape((-1, 1))
+            return F.contrib.combine(rows, order, weights)
+
     for block, message in (
         (Leaks, "has rows that are sorted by expert"),
         (Sums, "use contrib.com"),
+        (Multiplies, "use contrib.com"),
+        (Numbers, "is the same for every micro-batch"),
     ):
         net = block()
         net.hybridize(pipeline=Pipeline(2))
