@@ -89,6 +89,15 @@ def test_call_without_enough_memory_still_raises_and_later_calls_work(ctx):
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
 
 
+def test_call_that_ran_out_of_memory_keeps_packed_weights_later(ctx):
+    net, x = chain(ctx, 2, 512), nd.ones((64, 512), ctx=ctx)
+    set_memory_limit(ctx, used(ctx) + MIB // 16)
+    with pytest.raises(MemoryError, match="is out of memory: asked for"):
+        net(x)
+    set_memory_limit(ctx, None)
+    assert packed_bytes(net, x, ctx) >= 2 * MIB
+
+
 @pytest.mark.parametrize("way", ["step", "auto", "loop"])
 def test_pipeline_releases_packed_weights_before_it_checks_the_limit(ctx, way):
     net, other = chain(ctx, 3, 128), chain(ctx, 2, 512)

@@ -266,14 +266,16 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   if (compiled == NULL) return NULL;
   PyObject *result = call_compiled(compiled, inputs);
   /* If a device has no memory for the values that the call keeps, such as packed weights, the call
-   * is recompiled to compute them whenever it runs. All ranks would have to recompile it. */
+   * is recompiled to compute them whenever it runs. If it doesn't fit then either, the cause is
+   * something else, and later calls should keep the values. All ranks would have to recompile it.
+   */
   if (result == NULL && compiled->num_kept && !compiled->agreed &&
       PyErr_ExceptionMatches(mpg_py->errors[MPG_DEVICE_OUT_OF_MEMORY])) {
     PyErr_Clear();
     mpg_compiled *lean = trace_and_compile(self, inputs, false, true);
     if (lean != NULL) {
-      mpg_cache_replace(self->cache, compiled, lean);
       result = call_compiled(lean, inputs);
+      if (result != NULL) mpg_cache_replace(self->cache, compiled, lean);
       mpg_compiled_release(lean);
     }
   }
