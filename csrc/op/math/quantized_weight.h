@@ -4,9 +4,11 @@
  *   int8  one byte an element; element = q * scale
  *   int4  two elements a byte, the first in the low bits; element = (q - zero) * scale
  *   nf4   as int4; element = table[q] * scale (QLoRA's NormalFloat)
- *   q8_0, q4_0, q4_k, q6_k  blocks of 32 or 256 elements that contain their scales, as in GGUF
- * files Sources: Dettmers et al., "QLoRA", 2023; the reference quantization of ggml. The functions
- * are stateless and may be called from any thread. */
+ *   q8_0, q4_0, q4_k, q6_k
+ *         blocks of 32 or 256 elements that contain their scales, as in GGUF files
+ *
+ * Sources: Dettmers et al., "QLoRA", 2023; the reference quantization of ggml. The functions are
+ * stateless and may be called from any thread. */
 #ifndef MPG_OP_MATH_QUANTIZED_WEIGHT_H
 #define MPG_OP_MATH_QUANTIZED_WEIGHT_H
 
@@ -33,8 +35,7 @@ typedef struct mpg_quantized_weight {
   int data_input, packed_input, scales_input, zeros_input, bias_input;
 } mpg_quantized_weight;
 
-/* Layout of the formats with blocks: elements and bytes of a block. Other formats have units of
- * packed bytes instead. */
+/* Elements and bytes of a block. A block of int8, int4 and nf4 is one byte. */
 static inline int64_t mpg_weight_block(mpg_weight_format format) {
   switch (format) {
     case MPG_WEIGHT_INT4:

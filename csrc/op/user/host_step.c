@@ -85,7 +85,8 @@ void mpg_gradient_host_step(mpg_gradient *g) {
   mpg_free(work);
 }
 
-/* True if the arrays are alike, as the values of a loop variable before and after the loop are. */
+/* True if an undivided input has the shape and dtype of the output. An example is a loop variable,
+ * whose values before and after the loop are an input and an output. */
 static bool is_kept(const mpg_batching *b, int output) {
   for (int i = 0; i < b->num_inputs; i++)
     if (!mpg_batching_divided(b, i) && b->inputs[i].dtype == b->outputs[output].dtype &&

@@ -13,8 +13,8 @@ static void NAME(probabilities)(bool sigmoid, const T *scores, int64_t n, T *p) 
   for (int64_t e = 0; e < n; e++) p[e] /= sum;
 }
 
-/* Stores the k experts with the largest keys, of equal ones those with the lower index. NaN counts
- * as -infinity. */
+/* Stores the k experts with the largest keys. Among equal keys, the lower index comes first. NaN is
+ * treated as -infinity. */
 static void NAME(choose)(const T *keys, int64_t n, int64_t k, int32_t *experts, T *best) {
   int64_t count = 0;
   for (int64_t e = 0; e < n; e++) {

@@ -66,7 +66,8 @@ static int64_t heights(const grouped *g, int64_t rows) {
   return (rows + g->tallest - 1) / g->tallest;
 }
 
-/* Describes panel i. *group is that of a panel before i, or -1. Panels of a strip are adjacent. */
+/* Describes panel i. *group is the group of an earlier panel, or -1, and becomes the group of panel
+ * i. Panels of a strip are adjacent. */
 static void find_panel(const grouped *g, int64_t i, int64_t *group, panel *p) {
   if (*group < 0) {
     int64_t low = 0, high = g->groups;

@@ -11,7 +11,8 @@
 #include "kernels/cpu/vendor/onednn.h"
 
 /* Maximum rows of A, and maximum elements of A if it has more than FEW_ROWS. Libraries, which copy
- * B into their own layout, are faster beyond these. Pairs of B as it is have half of the rows. */
+ * B into their own layout, are faster beyond these limits. Products of pairs with an untransposed B
+ * have at most half of MOST_ROWS. */
 enum { FEW_ROWS = 4, MOST_ROWS = 16, MOST_ELEMENTS = 32768 };
 /* Longer sums of float16 products would drift in one chain of additions. */
 enum { MOST_TERMS = 1 << 16 };

@@ -1,6 +1,5 @@
 /* Products of a few float16 or bfloat16 rows, as in a decoding step or a layer with a small batch.
- * Their time is that of reading the weight, so the weight is read once, as it is stored.
- */
+ * Most of their time is spent on reading the weight, so the weight is read once, in place. */
 #ifndef KERNELS_CPU_PRODUCTS_NARROW_HALVES_H
 #define KERNELS_CPU_PRODUCTS_NARROW_HALVES_H
 

@@ -12,12 +12,12 @@
 #define KERNELS_CPU_PRODUCTS_QUANTIZED_ROWS_H
 
 /* --- Vector operations in the current instruction set ----------------------------------------- */
-/* V and LANES
- * are those of lanes.h for float, and VI is a vector of LANES int32.
+/* V and LANES are defined in lanes.h, for float. VI is a vector of LANES int32.
  *   VI_BYTES(p), VI_SIGNED_BYTES(p)  LANES bytes from p, extended to int32
  *   VI_WORDS(p)                      4 * LANES bytes from p
  *   VI_SHIFT(v, n)                   logical shift to the right
- *   VI_AND(v, n)                     v & n
+ *   VI_LEFT(v, n)                    shift to the left
+ *   VI_AND(v, n), VI_OR(a, b)        v & n, a | b
  *   V_FROM(v)                        conversion to float
  *   V_MUL, V_ADD
  *   TABLE, TABLE_OF(values), V_LOOKUP(table, v)
@@ -93,7 +93,7 @@ static inline vector_u32 load_words(const void *p) {
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 enum { NIBBLE_BLOCK = 8 * LANES, MOST_ROWS = 4, UNIT_BLOCK = 64, RUN = 4 * LANES };
 
-/* int4 - 8, without zeros or with zeros less 8. */
+/* Values of int4 minus 8, the zero of a weight without zeros. Zeros are reduced by 8 as well. */
 static const float centered[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 static const float counted[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -343,7 +343,8 @@ ALWAYS_INLINE void all_scales(const uint8_t *packed, float *to) {
   all_bytes((const uint8_t *)words, false, to);
 }
 
-/* The minimums are multiplied by the sums of the data of each run, of which totals has lanes. */
+/* Multiplies the minimum of each run by the sum of the run's data. `totals` contains this sum as a
+ * vector whose lanes add up to it. */
 ALWAYS_INLINE void rows_q4_k(const few *t, const float *data, const float *totals,
                              const uint8_t *block, int rows, V *sums) {
   const int64_t k = t->weight.weight.in_units;
