@@ -185,6 +185,78 @@ def test_options_are_checked():
         mx.sym.contrib.route(mx.sym.var("scores"), k=2)[0].infer_shape(scores=(2**30, 4))
 
 
+def ints(*values):
+    return nd.array(values, dtype="int32")
+
+
+@pytest.mark.parametrize(
+    "name, inputs, options, message",
+    [
+        ("route", [nd.ones(3)], {"k": 1}, "scores must have at least 2 axes"),
+        (
+            "dispatch",
+            [nd.ones((2, 3)), nd.ones((2, 1), dtype="int32")],
+            {},
+            "order must have 1 axis",
+        ),
+        ("dispatch", [nd.ones(2), ints(0, 1)], {}, "data must have at least 2 axes"),
+        ("dispatch", [nd.ones((2, 3)), ints(0, 1, 2)], {}, "must have a multiple of 2 elements"),
+        ("dispatch", [nd.ones((0, 3)), ints(0)], {}, "order must be empty"),
+        ("combine", [nd.ones((2, 3)), ints(0, 1)], {}, "k or weights must be given"),
+        ("combine", [nd.ones(2), ints(0, 1)], {"k": 1}, "rows must have 2 axes"),
+        (
+            "combine",
+            [nd.ones((3, 3)), ints(0, 1, 2)],
+            {"k": 2},
+            "rows must have a multiple of k = 2",
+        ),
+        ("combine", [nd.ones((2, 3)), ints(0, 1), nd.ones(2)], {}, "weights must have at least 2"),
+        ("combine", [nd.ones((2, 3)), ints(0, 1), nd.ones((3, 1))], {}, "one element per row"),
+        ("grouped_dot", [nd.ones(2), nd.ones((1, 2, 2)), ints(1)], {}, "data must have 2 axes"),
+        ("grouped_dot", [nd.ones((2, 2)), nd.ones((1, 2, 3)), ints(1)], {}, "weight must be"),
+        ("grouped_dot", [nd.ones((2, 2)), nd.ones((1, 2, 2)), ints(1, 1)], {}, "weight must be"),
+        (
+            "grouped_dot",
+            [nd.ones((2, 2)), nd.ones((1, 2, 2)), nd.ones((1, 1), dtype="int32")],
+            {},
+            "counts must have 1 axis",
+        ),
+        ("add_loss", [nd.ones(2), ints(1)], {}, "loss must have a float dtype"),
+    ],
+)
+def test_ops_refuse_other_shapes(name, inputs, options, message):
+    with pytest.raises(mx.MXNetError, match=message):
+        getattr(nd.contrib, name)(*inputs, **options)
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (lambda F, x, o, c, w: F.contrib.dispatch(x, F.arange(2, dtype="int32")), "order must be"),
+        (lambda F, x, o, c, w: F.contrib.dispatch(x, o, F.ones((2, 1))), "weights are the same"),
+        (
+            lambda F, x, o, c, w: F.contrib.grouped_dot(x, F.ones((3, 2, 3)), c),
+            "data must be sorted",
+        ),
+        (
+            lambda F, x, o, c, w: F.contrib.combine(F.contrib.dispatch(x, o), o, k=1),
+            "order and weights must be",
+        ),
+        (lambda F, x, o, c, w: F.contrib.add_loss(x, F.arange(3)), "would add the whole loss"),
+    ],
+)
+def test_pipelines_refuse_ops_without_their_order(body, message):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, counts, weights, _ = F.contrib.route(x, k=1)
+            return body(F, x, order, counts, weights)
+
+    net = Net()
+    net.hybridize(pipeline=Pipeline(2))
+    with pytest.raises(mx.MXNetError, match=message):
+        net(nd.array(normal(4, 3)))
+
+
 # --- Devices, pipelines, precision and files ------------------------------------------------------
 
 
