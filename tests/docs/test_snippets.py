@@ -272,8 +272,13 @@ def test_transformers_page_generates_trains_and_saves(tmp_path, monkeypatch, cap
     assert len(eval(tokens)) == 16
     assert path.strip() == "layers.0.attention.query"
     assert scope["losses"].shape == (8,) and scope["trainer"].learning_rate < 2e-4
-    for name in ("tuned/config.json", "run/index.json", "adapter/adapter_config.json"):
+    for name in ("tuned/config.json", "run/index.json"):
         assert (tmp_path / name).exists()
+    modules = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert {one.rpartition(".layers.")[2][2:] for one in modules["target_modules"]} == {
+        *(f"self_attn.{one}_proj" for one in "qkvo"),
+        *(f"mlp.{one}_proj" for one in ("gate", "up", "down")),
+    }
 
 
 @cpus_only

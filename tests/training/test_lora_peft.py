@@ -1,6 +1,8 @@
 """Adapters in both directions between `mx.contrib.lora` and the PEFT library, and its training."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from mpgluon import autograd, gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo import text
+from support.paths import ROOT
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -168,3 +172,35 @@ def test_half_base_follows_peft(tmp_path):
         expected = model(torch.tensor(IDS)).float().numpy()
     found = ours(nd.array(IDS)).astype("float32").asnumpy()
     np.testing.assert_allclose(found, expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Gemma"])
+def test_map_of_the_page_names_the_modules_of_transformers(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    page = (Path(ROOT) / "docs" / "transformers.md").read_text()
+    scope = {}
+    exec(re.search(r"^names = \{\n.*?^\}$", page, re.M | re.S)[0], scope)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+    )
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config)
+    theirs.save_pretrained(tmp_path / "model")
+    net = text.from_pretrained(tmp_path / "model")
+    lora.apply(net, {r".*attention\.\w+": 2, r".*mlp\.\w+": 2}, alpha=8)
+    base = net(nd.array(IDS, dtype="int32")).asnumpy()
+    for param in lora.parameters(net).values():
+        param.set_data(nd.random.normal(0, 0.3, shape=param.shape))
+    lora.save(net, tmp_path / "adapter", name_map=scope["names"])
+    model = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "adapter"))
+    with torch.no_grad():
+        expected = model(torch.tensor(IDS)).logits.numpy()
+    found = net(nd.array(IDS, dtype="int32")).asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(found - base).max() > 0.01
