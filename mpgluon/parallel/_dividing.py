@@ -64,8 +64,10 @@ def divide(
     >>> mx.parallel.divide(net, [mx.cpu(0), mx.cpu(1)])
     {'0': cpu(0), '1': cpu(0), '2': cpu(1)}
     """
-    where = [Context(ctx) if isinstance(ctx, str) else ctx for ctx in devices]
-    limits = _limits(where, memory)
+    if isinstance(devices, (Context, str)):
+        raise TypeError(f"divide: devices must be a list of Context, not {devices!r}")
+    where = [_context(ctx) for ctx in devices]
+    limits = _limits(where, memory and {_context(ctx): size for ctx, size in memory.items()})
     layers = _layers(net)
     if len(where) > len(layers):
         raise MXNetValueError(
@@ -91,6 +93,10 @@ def divide(
     if any(param not in inside for param in net.collect_params().values()):
         placement[""] = where[-1]  # parameters outside of the layers
     return placement
+
+
+def _context(ctx):
+    return Context(ctx) if isinstance(ctx, str) else ctx
 
 
 def _limits(devices, memory):

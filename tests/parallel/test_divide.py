@@ -61,6 +61,8 @@ def test_divide_fills_devices_in_proportion_to_their_memory():
     assert sums(placement, devices) == [8, 23]
     with pytest.raises(ValueError, match=r"124 bytes .* memory = {cpu\(0\): 40, cpu\(1\): 80}"):
         mx.parallel.divide(chain(), devices, {devices[0]: 40, devices[1]: 80})
+    names = mx.parallel.divide(chain(), ["cpu(0)", devices[1]], {devices[0]: 40, "cpu(1)": 120})
+    assert names == placement
     with pytest.raises(ValueError, match=r"no limit for cpu\(1\)"):
         mx.parallel.divide(chain(), devices, {devices[0]: 40})
     with pytest.raises(ValueError, match="must be positive, not 0"):
@@ -92,6 +94,9 @@ def test_divide_rejects_lists_that_do_not_fit():
         chain().place([])
     with pytest.raises(ValueError, match=r"cpu\(1\) is listed twice"):
         chain().place([mx.cpu(1), mx.cpu(1)])
+    for one in (mx.cpu(0), "cpu(0)"):
+        with pytest.raises(TypeError, match=r"must be a list of Context, not '?cpu\(0\)"):
+            mx.parallel.divide(chain(), one)
     with pytest.raises(TypeError, match="must be a list of Context, not of 3"):
         chain().place([mx.cpu(0), 3])
     with pytest.raises(TypeError, match="no other arguments"):
