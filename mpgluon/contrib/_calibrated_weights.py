@@ -40,6 +40,11 @@ _RATIOS = 1 - np.arange(1, 11) / 20  # at which AWQ clips groups
 
 def inputs_of(who: str, data: Any) -> Inputs:
     """Returns the inputs of each call of the network, as tuples of arrays."""
+    if data is None:
+        raise ValueError(
+            f"{who}: this method needs data, some typical inputs of the network; pass data=, or "
+            "omit method"
+        )
     if isinstance(data, nd.NDArray):
         data = [data]
     try:

@@ -237,7 +237,7 @@ def test_layers_with_several_inputs_of_the_network():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"method": "gptq"}, "data must be an array"),
+        ({"method": "gptq"}, "needs data, some typical inputs"),
         ({"method": "gptq", "data": 3}, "data must be an array"),
         ({"method": "gptq", "data": ["x"]}, "must consist of NDArrays"),
         ({"method": "gptq", "data": []}, "data has no batches"),

@@ -307,6 +307,11 @@ def test_mistakes_leave_the_network_unchanged(options, error, message):
     assert set(kinds(net).values()) == {nn.Dense}
 
 
+def test_scales_must_be_floats_that_products_accept():
+    with pytest.raises(ValueError, match="scale_dtype must be one of .*, not 'int8'"):
+        nn.QuantizedDense(4, 64, scale_dtype="int8")
+
+
 def test_nan_names_layer_and_leaves_network_unchanged():
     net = network()
     last = net[-1].weight

@@ -39,6 +39,7 @@ NF4 = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
+_SCALE_DTYPES = ("float32", "float16", "bfloat16")
 _ZERO_BYTES = {"int4": 0x88, "nf4": 0x77}  # bytes of two elements that are 0
 
 
@@ -129,6 +130,11 @@ class QuantizedDense(Layer):
             )
         if use_zeros and format != "int4":
             raise MXNetValueError(f"QuantizedDense: only 'int4' has zeros, not {format!r}")
+        if dtype_name(scale_dtype) not in _SCALE_DTYPES:
+            raise MXNetValueError(
+                f"QuantizedDense: scale_dtype must be one of {', '.join(_SCALE_DTYPES)}, not "
+                f"{dtype_name(scale_dtype)!r}"
+            )
         self._units, self._in_units, self._flatten = units, in_units, flatten
         self._format, self._group, self._dtype = format, group, dtype_name(dtype)
         with self.name_scope():
