@@ -24,7 +24,7 @@ __all__ = ["divide"]
 def divide(
     net: Block,
     devices: Sequence[Context | str],
-    memory: Mapping[Context, int] | None = None,
+    memory: Mapping[Context, int] | Mapping[str, int] | None = None,
 ) -> dict[str, Context]:
     """Divides the layers of a network over devices, by the bytes of their parameters.
 

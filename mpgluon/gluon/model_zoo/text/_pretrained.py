@@ -115,7 +115,7 @@ def from_pretrained(
     ctx: Any = None,
     dtype: DType | None = None,
     quantize: str | Mapping[str, Any] | bool | None = None,
-    memory: Mapping[Context, int] | None = None,
+    memory: Mapping[Context, int] | Mapping[str, int] | None = None,
     grad_req: str = "write",
     verbose: bool = False,
     progress: bool | None = None,
