@@ -8,6 +8,7 @@ that the network computes for the whole sequence without a cache. Networks with 
 checked by scores alone, because their sums have another order.
 """
 
+import os
 import random
 import sys
 
@@ -16,6 +17,9 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import nd
 from mpgluon.gluon.model_zoo import text
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
+
 from programs.random_blocks import hunt
 from support.devices import on
 
