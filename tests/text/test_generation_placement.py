@@ -33,6 +33,36 @@ def test_groups_give_the_tokens_of_one_group(count, options):
         assert new == expected, groups
 
 
+@pytest.mark.parametrize("part", ["", r"\.attention", r"\.attention\.key", r"\.attention\..*"])
+def test_a_layer_apart_from_its_attention_has_no_cache(part):
+    """Attention would add rows to a copy of the cache."""
+    net = decoder()
+    rest = {".*": on(0)} if not part else {"embed|layers|norm|head": on(0)}
+    net.place({rf"layers\.1{part}": on(1), **rest}, verbose=False)
+    with pytest.raises(ValueError, match=r"layers\.1 and the keys .* different devices"):
+        text.generate(net, PROMPTS, max_new=3)
+
+
+def test_layers_without_a_key_stay_on_their_devices(tmp_path):
+    net = text.from_config(
+        {
+            "model_type": "llama",
+            "vocab_size": 97,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+        }
+    )
+    net.initialize(mx.init.Normal(0.3), ctx=on(0))
+    net.save_parameters(tmp_path, format="huggingface")
+    with on(0):
+        placed = text.from_pretrained(tmp_path, ctx={r"layers\.1": on(1)})
+    expected = text.generate(net, PROMPTS, max_new=5)
+    assert text.generate(placed, PROMPTS, max_new=5) == expected
+    assert placed(nd.array([[1, 2]], dtype="int32", ctx=on(0))).context == on(0)
+
+
 def test_groups_of_four_or_more_are_those_of_the_devices(monkeypatch):
     net, sizes = decoder(), []
 

@@ -6,6 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .... import initializer
+from ....base import MXNetValueError
+from ..._tree import group_of
 from ...block import HybridBlock
 from ...nn import (
     Dense,
@@ -340,7 +342,23 @@ class Decoder(HybridBlock):
             raise ValueError(
                 f"make_cache: length is {length}, but there are only {self.max_length} positions"
             )
+        for i, layer in enumerate(self.layers):
+            _check_placement(i, layer)
         return [layer.attention.make_cache(batch, length, chunk) for layer in self.layers]
+
+
+def _check_placement(index, layer):
+    """Raises an error if the cache would cross devices on its way to attention: blocks on other
+    devices get copies of their inputs, so the new rows would be written to copies and lost."""
+    attention = layer.attention
+    blocks = [layer, attention, getattr(attention, "key", None)]
+    groups = {group_of(block) for block in blocks if block is not None} - {None}
+    if len(groups) > 1:
+        raise MXNetValueError(
+            f"make_cache: layers.{index} and the keys of its attention are on different devices; "
+            f"place the attention of a layer and the layer together, as with 'layers.{index}', to "
+            "generate text"
+        )
 
 
 def home_of(arrays: Sequence[Any]) -> Context:

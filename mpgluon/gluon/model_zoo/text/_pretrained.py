@@ -203,13 +203,17 @@ def from_pretrained(
         if not isinstance(ctx, (list, tuple)):
             raise TypeError("from_pretrained: memory needs a list of devices, ctx=[...]")
         ctx = divide(net, ctx, memory)
+    placement = None
     if ctx is not None and not isinstance(ctx, Context):
         # A Plan can only place networks with values, but its placement needs none.
-        net.place(getattr(ctx, "placement", ctx), verbose=verbose)
+        placement = getattr(ctx, "placement", ctx)
+        net.place(placement, verbose=verbose)
         ctx = None
     with autograd.pause():
         entries, _ = huggingface_of(net)
         load(net, weights, entries, ctx, cast_dtype=dtype is not None, progress=progress)
+    if isinstance(placement, dict):
+        net.place(placement, verbose=False)  # pins layers that no key matches to their devices
     return net
 
 
