@@ -147,6 +147,13 @@ def whole_caches(monkeypatch):
     )
 
 
+def test_keys_that_are_split_by_units_have_no_cache():
+    net = decoder()
+    mx.parallel.shard(net, {r"layers\.\d\.attention\.key": "column"}, [on(0), on(1)])
+    with pytest.raises(TypeError, match="keys are a ColumnParallelDense.*'heads'"):
+        text.generate(net, PROMPTS, max_new=3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "options",

@@ -69,14 +69,14 @@ struct mpg_sight {
         window((I)p.window),
         causal(p.causal) {
     if (!p.lengths) return;
-    int64_t length = p.lengths[batch];
+    I length = p.lengths[batch];
     if (p.cached) {
       /* Positions far outside the cache see the same keys. The limit prevents overflow. */
-      const int64_t limit = 1 << 30;
-      first = (I)(length < -limit ? -limit : length < limit ? length : limit);
-      length += p.rows;
+      const I limit = 1 << 30;
+      first = length < -limit ? -limit : length < limit ? length : limit;
+      length = first + rows;
     }
-    if (length < p.keys) end = (I)length;
+    if (length < end) end = length;
   }
   __device__ __forceinline__ I key_low(I row) const {
     I low = window ? first + row - window + 1 : 0;

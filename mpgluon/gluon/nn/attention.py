@@ -331,6 +331,11 @@ class MultiHeadAttention(Layer):
         key = self.key
         if isinstance(key, QuantizedDense):
             device, dtype = key.packed.list_ctx()[0], key.dtype
+        elif not hasattr(key, "weight"):
+            raise MXNetTypeError(
+                f"make_cache: the keys are a {type(key).__name__}, whose units are on several "
+                "devices; split the attention with 'heads' (mx.parallel.shard)"
+            )
         else:
             device, dtype = key.weight.list_ctx()[0], key.weight.dtype
         shape = (batch, length, self._kv_heads, self._head_dim)
