@@ -45,6 +45,18 @@ OPTIONS = {
     "device_map": ("ctx",),
     "max_memory": ("memory",),
     "torch_dtype": ("dtype",),
+    "max_new_tokens": ("max_new",),
+    "max_length": ("max_new",),
+    "do_sample": ("temperature",),
+    "eos_token_id": ("stop",),
+    "stop_strings": ("stop",),
+    "num_return_sequences": ("tokens",),
+    "attention_mask": ("tokens",),
+    "pad_token_id": ("tokens",),
+    "streamer": ("stream",),
+    "assistant_model": ("draft",),
+    "prompt_lookup_num_tokens": ("draft",),
+    "num_assistant_tokens": ("draft_tokens",),
     "n_microbatches": ("micro_batches",),
     "num_microbatches": ("micro_batches",),
     "chunks": ("micro_batches",),
@@ -69,6 +81,12 @@ _VALUES = {
     "device_map": "ctx=[mx.gpu(0), mx.gpu(1)] divides the layers",
     "max_memory": "memory={mx.gpu(0): 20 * 2**30} is the limit of bytes",
     "torch_dtype": "dtype='float16', for example",
+    "max_length": "it does not include the prompt",
+    "do_sample": "temperature=1 draws tokens, 0 takes the most probable one",
+    "num_return_sequences": "[prompt] * 2 continues a prompt twice",
+    **dict.fromkeys(
+        ["attention_mask", "pad_token_id"], "prompts of different lengths need no padding"
+    ),
 }
 
 ARRAY = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .... import autograd, ndarray as nd
 from ...._internal import domain
+from ...._internal.hints import unknown_option_of
 from ....base import MXNetTypeError, MXNetValueError
 from ._beams import beam_search
 from ._decoder import Decoder, home_of
@@ -18,6 +20,7 @@ from ._tokenizer import Tokenizer, decoder_of, encoded
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from typing_extensions import Never
 
 __all__ = ["generate"]
 
@@ -47,6 +50,7 @@ def generate(
     draft_tokens: int = 3,
     groups: int | None = None,
     tokenizer: Any = None,
+    **kwargs: Never,
 ) -> Any:
     """Continues sequences of tokens, or texts, with a language model.
 
@@ -118,7 +122,7 @@ def generate(
     ------
     TypeError, ValueError
         If the network is no `Decoder`, if prompts are empty or too long for its positions, if
-        tokens are outside its vocabulary, or if options don't fit together.
+        tokens are outside its vocabulary, or if options are unknown, out of range or in conflict.
 
     Examples
     --------
@@ -129,6 +133,9 @@ def generate(
     >>> [len(one) for one in new]
     [4, 4]
     """
+    if kwargs:
+        known = [*inspect.signature(generate).parameters][1:-1]
+        raise unknown_option_of("generate", kwargs, known)
     _check_network("net", net)
     domain.size(0, max_new=max_new)
     domain.size(1, num_beams=num_beams)
