@@ -200,7 +200,9 @@ def main() -> None:
         net.save_parameters(output(options, "llama"), format="huggingface")
         print(f"wrote {output(options, 'llama')}")
 
-    drawn = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
+    drawn = {"temperature": options.temperature, "seed": options.seed}
+    if options.temperature:
+        drawn["top_p"] = options.top_p
     drawn.update(max_new=options.tokens, tokenizer=tokenizer)
     generate(net, options.prompt, **drawn)
     given = [tokenizer.encode(options.prompt)]

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -267,6 +268,18 @@ def test_invalid_options_raise():
         ((net, PROMPTS), {"draft": decoder("gpt2"), "max_new": 90}, "only 100 positions"),
         ((decoder(), PROMPTS), {"draft": decoder("gpt2"), "max_new": 90}, "draft has only 100"),
         ((net, PROMPTS), {"groups": 0}, "groups"),
+        ((net, None), {}, "got NoneType; an array, strings and the messages of a chat"),
+        ((net, PROMPTS), {"temperature": -1}, "^temperature must be at least 0, got -1"),
+        ((net, PROMPTS), {"temperature": None}, "^temperature must be at least 0, got NoneType"),
+        ((net, PROMPTS), {"top_k": 2.5}, "^top_k must be an integer, at least 0"),
+        ((net, PROMPTS), {"top_p": 1.5}, "^top_p must be between 0 and 1, got 1.5"),
+        ((net, PROMPTS), {"min_p": -0.5}, "^min_p must be between 0 and 1, got -0.5"),
+        (
+            (net, PROMPTS),
+            {"repetition_penalty": 0},
+            "^generate: repetition_penalty must be above 0",
+        ),
+        ((net, PROMPTS), {"tokenizer": "folder"}, r"got 'folder'; pass tokenizer=text\.tokenizer"),
     ):
         with pytest.raises((TypeError, ValueError, mx.base.MXNetError), match=message):
             text.generate(*arguments, **options)
@@ -274,6 +287,17 @@ def test_invalid_options_raise():
     assert text.generate(net, PROMPTS, max_new=3, num_beams=2, stream=False) == best
     with pytest.raises(TypeError, match="T5.*whole prefix"):
         text.generate(text.T5.__new__(text.T5), PROMPTS)
+
+
+@pytest.mark.parametrize("option", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_limits_of_draws_warn_without_temperature(option):
+    net = decoder()
+    with pytest.warns(UserWarning, match=f"{[*option][0]} has no effect with temperature=0"):
+        taken = text.generate(net, PROMPTS, max_new=4, **option)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert text.generate(net, PROMPTS, max_new=4) == taken
+        text.generate(net, PROMPTS, max_new=4, temperature=1, **option)
 
 
 def test_contrib_has_the_same_function():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def generate(
         Divides the scores before tokens are drawn. With 0, the token with the largest score is
         taken.
     top_k : int, default 0
-        Draws among the `top_k` most probable tokens; 0 for all.
+        Draws among the `top_k` most probable tokens; 0 for all. Like `top_p` and `min_p`, it has an
+        effect only with a `temperature`; otherwise a warning is issued.
     top_p : float, default 1
         Draws among the most probable tokens whose probabilities add up to `top_p`.
     min_p : float, default 0
@@ -137,8 +139,25 @@ def generate(
         known = [*inspect.signature(generate).parameters][1:-1]
         raise unknown_option_of("generate", kwargs, known)
     _check_network("net", net)
-    domain.size(0, max_new=max_new)
+    domain.size(0, max_new=max_new, top_k=top_k)
     domain.size(1, num_beams=num_beams)
+    domain.not_negative(temperature=temperature, repetition_penalty=repetition_penalty)
+    domain.fraction(top_p=top_p, min_p=min_p)
+    if not repetition_penalty:
+        raise MXNetValueError("generate: repetition_penalty must be above 0; omit it, or pass 1")
+    narrowed = {"top_k": top_k != 0, "top_p": top_p != 1, "min_p": min_p != 0}
+    if not temperature and any(narrowed.values()):
+        names = " and ".join(name for name, given in narrowed.items() if given)
+        warnings.warn(
+            f"generate: {names} has no effect with temperature=0, which takes the most probable "
+            "token; pass temperature=1 to draw tokens",
+            stacklevel=2,
+        )
+    if tokenizer is not None and not hasattr(tokenizer, "decode"):
+        raise MXNetTypeError(
+            f"generate: tokenizer must be a tokenizer, got {tokenizer!r:.80}; pass "
+            "tokenizer=text.tokenizer(folder)"
+        )
     prompts, is_text = _prompts(tokens, tokenizer, net.vocab)
     decode = None if tokenizer is None else decoder_of(tokenizer)
     if stop is None:
@@ -274,7 +293,8 @@ def _prompts(tokens, tokenizer, vocab):
         tokens = tokens.asnumpy()
     if not hasattr(tokens, "__iter__"):
         raise MXNetTypeError(
-            f"generate: tokens must be a list of lists of tokens, got {type(tokens).__name__}"
+            f"generate: tokens must be a list of lists of tokens, got {type(tokens).__name__}; "
+            "an array, strings and the messages of a chat are also valid"
         )
     prompts = [_checked(i, one, vocab) for i, one in enumerate(tokens)]
     if not prompts:
