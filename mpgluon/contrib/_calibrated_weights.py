@@ -175,7 +175,7 @@ def gptq(
             if not np.isfinite(gram).all():
                 raise ValueError(f"{who}: the inputs of '{paths[layers[0]]}' are not finite")
             for layer in layers:
-                weight = _values(layer.weight)
+                weight = layer.weight.reduced().astype("float32").asnumpy()
                 group = groups[paths[layer]] or weight.shape[1]
                 options = format, group, use_zeros, use_order
                 replace(layer, _compensated(weight, gram, device, *options))
@@ -309,12 +309,43 @@ class _Fold(NamedTuple):
         """Returns the value of each input for values of the channels."""
         return np.repeat(scale.reshape(-1, 1, self.size), self.repeats, axis=1).reshape(-1)
 
-    def divide(self, scale: np.ndarray) -> None:
-        """Divides the channels of the block."""
+    def apply(self, scale: np.ndarray, values: _Values) -> None:
+        """Divides the channels of the block, and multiplies the columns of the layers."""
         for param, shift in self.params:
-            value = _values(param)
-            each = scale.reshape(-1, *[1] * (value.ndim - 1))
-            param.set_data(_like(param, (value + shift) / each - shift))
+            each = scale.reshape(-1, *[1] * (len(param.shape) - 1))
+            values.change(param, lambda old, each=each, shift=shift: (old + shift) / each - shift)
+        columns = self.expanded(scale)
+        for layer in self.layers:
+            values.change(layer.weight, lambda old: old * columns)
+
+
+class _Values:
+    """The values of parameters after folds. The parameters themselves don't change, so that an
+    error leaves the network as it was. Values are computed on demand, because copies of all weights
+    would take as much memory as the network."""
+
+    def __init__(self) -> None:
+        self._changes: dict[Any, list[Callable[[np.ndarray], np.ndarray]]] = {}
+
+    def change(self, param: Any, function: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Applies a function to the value of a parameter."""
+        self._changes.setdefault(param, []).append(function)
+
+    def stored(self, param: Any) -> nd.NDArray:
+        """Returns a value in the dtype of the parameter."""
+        array = param.reduced()
+        for function in self._changes.get(param, ()):
+            new = function(array.astype("float32").asnumpy())
+            array = nd.array(new, ctx=cpu(0), dtype="float32").astype(param.dtype)
+        return array
+
+    def __getitem__(self, param: Any) -> np.ndarray:
+        """Returns a value as float32."""
+        return self.stored(param).astype("float32").asnumpy()
+
+    def changed(self) -> list[Any]:
+        """Returns the changed parameters."""
+        return list(self._changes)
 
 
 def awq(
@@ -326,16 +357,15 @@ def awq(
     format: str,
     groups: dict[str, int],
     use_zeros: bool,
-    use_order: bool,
+    undo: contextlib.ExitStack,
 ) -> None:
-    """Rounds the weights of layers by AWQ. The parameters are those of `gptq`.
+    """Rounds the weights of layers by AWQ. The parameters are as in `gptq`, and `undo` gets the
+    callbacks that restore changed parameters.
 
     Inputs are divided in the norms of `text.DecoderLayer` and of transformer cells that normalize
     first, in `up` before `down` of `GatedMLP`, and in `value` before `proj` of
     `MultiHeadAttention`. Groups of all layers are clipped where this reduces the error.
     """
-    if use_order:
-        raise ValueError(f"{who}: use_order needs method 'gptq'")
     samples: dict[Block, list[nd.NDArray]] = {}
     means: dict[Block, list[Any]] = {}  # sum of magnitudes, number of rows
     shared = _shared_inputs(who, net, calls, paths)
@@ -353,28 +383,25 @@ def awq(
     x = {layer: nd.concat(*samples[own], dim=0) for layer, own in first.items()}
     size = {layer: (means[own][0] / means[own][1]).asnumpy() for layer, own in first.items()}
     options = {layer: (format, groups[path], use_zeros) for layer, path in paths.items()}
+    values = _Values()
     for fold in _folds(net):
         if not all(layer in paths for layer in fold.layers):
             continue
-        scale = _best_scale(fold, x, size, options)
+        scale = _best_scale(fold, values, x, size, options)
         if scale is None:
             continue
-        fold.divide(scale)
+        fold.apply(scale, values)
         each = fold.expanded(scale)
         for layer in fold.layers:
-            layer.weight.set_data(_like(layer.weight, _values(layer.weight) * each))
             x[layer] = x[layer] / nd.array(each, ctx=x[layer].context)
     for layer in paths:
-        replace(layer, _clipped(_values(layer.weight), x[layer], *options[layer]))
-
-
-def _values(param):
-    return param.reduced().astype("float32").asnumpy()
-
-
-def _like(param, value):
-    """Returns a NumPy array as an NDArray in the dtype of a parameter."""
-    return nd.array(value, ctx=cpu(0), dtype="float32").astype(param.dtype)
+        replace(layer, _clipped(values[layer.weight], x[layer], *options[layer]))
+    packed = {layer.weight for layer in paths}
+    for param in values.changed():
+        if param not in packed:
+            new = values.stored(param)
+            undo.callback(param.set_data, param.reduced().copy())
+            param.set_data(new)
 
 
 def _folds(net: Block) -> Iterator[_Fold]:
@@ -431,16 +458,16 @@ def _fold_of_rows(before, after, repeats=1, size=1):
     return _Fold([after], params, repeats, size)
 
 
-def _best_scale(fold, x, size, options):
+def _best_scale(fold, values, x, size, options):
     """Returns the factors of the channels with the smallest error, or None for 1."""
     mean = np.maximum(fold.reduced(size[fold.layers[0]]), 1e-4)
+    weights = [values[layer.weight] for layer in fold.layers]
     best, least = None, None
     for exponent in _EXPONENTS:
         scale = mean**exponent
         scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
         each, error = fold.expanded(scale), 0.0
-        for layer in fold.layers:
-            weight = _values(layer.weight)
+        for layer, weight in zip(fold.layers, weights):
             change = weight - _rounded(weight * each, *options[layer]) / each
             product = nd.dot(x[layer], nd.array(change, ctx=x[layer].context), transpose_b=True)
             error += float(product.square().sum().asscalar())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -241,7 +242,7 @@ def quantize_weights(
     ------
     ValueError
         If no layer can be replaced, a pattern matches none, or a layer does not fit the format or
-        has NaN. The network does not change in this case.
+        has NaN. The network does not change in this case, nor if an interrupt ends the call.
 
     Examples
     --------
@@ -260,6 +261,8 @@ def quantize_weights(
         raise ValueError(f"{who}: method must be 'rtn', 'gptq' or 'awq', not {method!r}")
     if method == "rtn" and (data is not None or use_order):
         raise ValueError(f"{who}: method 'rtn' needs neither data nor use_order; omit them")
+    if method == "awq" and use_order:
+        raise ValueError(f"{who}: use_order needs method 'gptq'")
     if use_zeros and format != "int4":
         raise ValueError(f"{who}: only 'int4' has zeros, not {format!r}")
     if not isinstance(net, Block):
@@ -268,21 +271,29 @@ def quantize_weights(
     groups = {path: _checked(who, path, block, format, group) for _, _, path, block in work}
     made: dict[int, Block] = {}
 
+    undo = contextlib.ExitStack()  # restores the network unless all layers are replaced
+
     def replace(layer, arrays):
         new = _filled(layer, format, groups[paths[layer]], arrays)
         made[id(layer)] = new
         for parent, name, _, block in work:
             if block is layer and parent is not None:
+                undo.callback(parent.replace_child, name, layer)
                 parent.replace_child(name, new)
 
     paths = {block: path for _, _, path, block in work}
-    if method == "rtn":
-        for layer, path in paths.items():
-            replace(layer, quantize_array(layer.weight.reduced(), format, groups[path], use_zeros))
-    else:
-        calls = inputs_of(who, data)
-        options = format, groups, use_zeros, use_order
-        (gptq if method == "gptq" else awq)(who, net, paths, calls, replace, *options)
+    with undo:
+        if method == "rtn":
+            for layer, path in paths.items():
+                weight = layer.weight.reduced()
+                replace(layer, quantize_array(weight, format, groups[path], use_zeros))
+        else:
+            given = who, net, paths, inputs_of(who, data), replace, format, groups, use_zeros
+            if method == "gptq":
+                gptq(*given, use_order)
+            else:
+                awq(*given, undo)
+        undo.pop_all()
     return made.get(id(net), net)
 
 

@@ -1,10 +1,13 @@
 """quantize_weights with calibration data: GPTQ and AWQ."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
 import mpgluon as mx
 from mpgluon import gluon, nd
+from mpgluon.contrib import _weight_only
 from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
@@ -124,11 +127,12 @@ def test_divided_inputs_keep_results_of_network(monkeypatch):
     """AWQ with weights that are not rounded must not change the network."""
     from mpgluon.contrib import _calibrated_weights as calibrated
 
-    def factors(fold, x, size, options):
+    def factors(fold, values, x, size, options):
         count = len(fold.reduced(size[fold.layers[0]]))
         return np.exp(np.random.RandomState(count).randn(count)).astype(np.float32)
 
     monkeypatch.setattr(calibrated, "_best_scale", factors)
+    monkeypatch.setattr(calibrated, "_clipped", lambda weight, *_: weight)
     nets = [decoder("llama"), decoder("gemma", head_dim=8), decoder("qwen2")]
     cell = nn.TransformerEncoderCell(32, hidden=64, heads=4)
     post = nn.TransformerEncoderCell(32, hidden=64, heads=4, pre_norm=False)
@@ -144,18 +148,14 @@ def test_divided_inputs_keep_results_of_network(monkeypatch):
             lambda b, layers=layers: layers.update({b: b.name} if type(b) is nn.Dense else {})
         )
         replaced = []
+
+        def replace(layer, weight, replaced=replaced):
+            replaced.append(layer)
+            layer.weight.set_data(nd.array(weight))
+
         groups = dict.fromkeys(layers.values(), 0)
-        calibrated.awq(
-            "",
-            net,
-            layers,
-            [(x,)],
-            lambda layer, _, r=replaced: r.append(layer),
-            "int8",
-            groups,
-            False,
-            False,
-        )
+        undo = contextlib.ExitStack()
+        calibrated.awq("", net, layers, [(x,)], replace, "int8", groups, False, undo)
         assert len(replaced) == len(layers)
         changed = [
             p.name
@@ -257,6 +257,43 @@ def test_wrong_options_raise_error_and_change_nothing(options, reason):
     with pytest.raises(ValueError, match=reason):
         quantize_weights(net, **options)
     assert all(type(layer) is nn.Dense for layer in net)
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "awq, last step"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_failure_half_way_leaves_network_unchanged(monkeypatch, method, error):
+    net = decoder("qwen2")
+    layers, want = named_blocks(net), net(tokens()).asnumpy()
+    before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+    method, *last = method.split(", ")
+    owner, name = (gluon.Parameter, "set_data") if last else (_weight_only, "_filled")
+    original, calls = getattr(owner, name), []
+
+    def failing(*arguments, **options):
+        replaced = any(type(block) is nn.QuantizedDense for block in named_blocks(net).values())
+        calls.append(replaced and not (last and type(net.head) is nn.Dense))
+        if sum(calls) == 3:
+            raise error("half way")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+    data = {} if method == "rtn" else {"data": tokens()}
+    with pytest.raises(error, match="half way"):
+        quantize_weights(net, "int4", group=16, method=method, **data)
+    monkeypatch.undo()
+    assert named_blocks(net) == layers
+    assert all((p.data().asnumpy() == before[n]).all() for n, p in net.collect_params().items())
+    assert (net(tokens()).asnumpy() == want).all()
+    quantize_weights(net, "int4", group=16, method=method, **data)
+    assert type(net.head) is nn.QuantizedDense
+
+
+def named_blocks(net, path=""):
+    """Returns the descendants by path."""
+    found = {}
+    for name, child in net._children.items():
+        found.update({f"{path}{name}": child, **named_blocks(child, f"{path}{name}.")})
+    return found
 
 
 def test_layer_that_is_not_called_is_named():
