@@ -128,33 +128,47 @@ def _shared_inputs(who, net, calls, paths):
 # --- GPTQ -----------------------------------------------------------------------------------------
 
 
-def gptq(
-    who: str,
-    net: Block,
-    paths: dict[nn.Dense, str],
-    calls: Inputs,
-    replace: Callable[[nn.Dense, dict[str, np.ndarray]], None],
-    format: str,
-    groups: dict[str, int],
-    use_zeros: bool,
-    use_order: bool,
-) -> None:
-    """Rounds the weights of layers by GPTQ.
+class Task(NamedTuple):
+    """Layers to be rounded.
 
-    Later layers are rounded for the inputs that they get from the earlier, rounded ones: the
-    network is run once for each of at most `_MOST_PASSES` parts.
-
-    Parameters
+    Attributes
     ----------
+    who : str
+        Name of the caller in errors.
+    net : Block
+        The network.
     paths : dict of Dense to str
         The layers.
     calls : list of tuple
         Inputs of the network.
     replace : callable
         Replaces a layer, given the values of the parameters of a QuantizedDense.
+    format : str
+        The format of the packed weights.
     groups : dict of str to int
         Group size by path.
+    use_zeros : bool
+        Whether int4 has zeros.
     """
+
+    who: str
+    net: Block
+    paths: dict[nn.Dense, str]
+    calls: Inputs
+    replace: Callable[[nn.Dense, dict[str, np.ndarray]], None]
+    format: str
+    groups: dict[str, int]
+    use_zeros: bool
+
+
+def gptq(task: Task, use_order: bool) -> None:
+    """Rounds the weights of layers by GPTQ, in the order of importance of the columns if
+    `use_order`.
+
+    Later layers are rounded for the inputs that they get from the earlier, rounded ones: the
+    network is run once for each of at most `_MOST_PASSES` parts.
+    """
+    who, net, paths, calls, replace, format, groups, use_zeros = task
     if format not in GROUPED:
         raise ValueError(f"{who}: method 'gptq' needs a format of {', '.join(GROUPED)}")
     shared = _shared_inputs(who, net, calls, paths)
@@ -348,24 +362,15 @@ class _Values:
         return list(self._changes)
 
 
-def awq(
-    who: str,
-    net: Block,
-    paths: dict[nn.Dense, str],
-    calls: Inputs,
-    replace: Callable[[nn.Dense, dict[str, np.ndarray]], None],
-    format: str,
-    groups: dict[str, int],
-    use_zeros: bool,
-    undo: contextlib.ExitStack,
-) -> None:
-    """Rounds the weights of layers by AWQ. The parameters are as in `gptq`, and `undo` gets the
-    callbacks that restore changed parameters.
+def awq(task: Task, undo: contextlib.ExitStack) -> None:
+    """Rounds the weights of layers by AWQ. Adds callbacks that restore changed parameters to
+    `undo`.
 
     Inputs are divided in the norms of `text.DecoderLayer` and of transformer cells that normalize
     first, in `up` before `down` of `GatedMLP`, and in `value` before `proj` of
     `MultiHeadAttention`. Groups of all layers are clipped where this reduces the error.
     """
+    who, net, paths, calls, replace, format, groups, use_zeros = task
     samples: dict[Block, list[nd.NDArray]] = {}
     means: dict[Block, list[Any]] = {}  # sum of magnitudes, number of rows
     shared = _shared_inputs(who, net, calls, paths)

@@ -15,7 +15,7 @@ from ..gluon._tree import adapters_of, children, own_parameters
 from ..gluon.block import Block
 from ..gluon.nn.quantized_layers import GROUPED, packed_like
 from ..gluon.utils import brief
-from ._calibrated_weights import awq, gptq, inputs_of
+from ._calibrated_weights import Task, awq, gptq, inputs_of
 from ._weight_formats import BLOCKS, QUANTIZERS
 
 if TYPE_CHECKING:
@@ -288,11 +288,12 @@ def quantize_weights(
                 weight = layer.weight.reduced()
                 replace(layer, quantize_array(weight, format, groups[path], use_zeros))
         else:
-            given = who, net, paths, inputs_of(who, data), replace, format, groups, use_zeros
+            calls = inputs_of(who, data)
+            task = Task(who, net, paths, calls, replace, format, groups, use_zeros)
             if method == "gptq":
-                gptq(*given, use_order)
+                gptq(task, use_order)
             else:
-                awq(*given, undo)
+                awq(task, undo)
         undo.pop_all()
     return made.get(id(net), net)
 

@@ -154,8 +154,8 @@ def test_divided_inputs_keep_results_of_network(monkeypatch):
             layer.weight.set_data(nd.array(weight))
 
         groups = dict.fromkeys(layers.values(), 0)
-        undo = contextlib.ExitStack()
-        calibrated.awq("", net, layers, [(x,)], replace, "int8", groups, False, undo)
+        task = calibrated.Task("", net, layers, [(x,)], replace, "int8", groups, False)
+        calibrated.awq(task, contextlib.ExitStack())
         assert len(replaced) == len(layers)
         changed = [
             p.name

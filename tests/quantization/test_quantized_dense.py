@@ -128,6 +128,18 @@ def test_cast_keeps_packed_weights(dtype):
     assert error < {"float16": 0.01, "bfloat16": 0.05, "float64": 1e-5}[dtype] * np.abs(want).max()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", bool])
+def test_dtype_that_is_no_float_is_refused(dtype):
+    net = quantize_weights(network(), "int8")
+    x = nd.random.uniform(-1, 1, (2, 32))
+    want = net(x).asnumpy()
+    with pytest.raises(ValueError, match="QuantizedDense: dtype must be a float dtype, not"):
+        net[0].cast(dtype)
+    assert net[0].dtype == "float32" and (net(x).asnumpy() == want).all()
+    with pytest.raises(ValueError, match="QuantizedDense: dtype must be a float dtype, not"):
+        nn.QuantizedDense(3, 4, dtype=dtype)
+
+
 @pytest.mark.parametrize("suffix", ["params", "safetensors", "npz"])
 def test_parameters_are_saved_and_loaded(tmp_path, suffix):
     net = quantize_weights(network(), "int4", group=32, use_zeros=True)

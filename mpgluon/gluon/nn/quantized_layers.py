@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ... import initializer, ndarray as nd
 from ..._core import dtype_name
 from ..._internal import domain
-from ...base import MXNetValueError
+from ...base import MXNetValueError, is_floating
 from ..block import HybridBlock
 from .activations import Activation, after
 from .basic_layers import Dense
@@ -21,7 +21,7 @@ else:
 
 __all__ = ["QuantizedDense"]
 
-# Elements and bytes of a block, of which a row must be a multiple.
+# Elements and bytes of a block. A row consists of whole blocks.
 FORMATS = {
     "int8": (1, 1),
     "int4": (2, 1),
@@ -41,6 +41,16 @@ NF4 = (
 )
 _SCALE_DTYPES = ("float32", "float16", "bfloat16")
 _ZERO_BYTES = {"int4": 0x88, "nf4": 0x77}  # bytes of two elements that are 0
+
+
+def _float_name(dtype):
+    """Returns the name of a float dtype. Other dtypes have no products with packed weights."""
+    if not is_floating(dtype):
+        raise MXNetValueError(
+            f"QuantizedDense: dtype must be a float dtype, not {dtype_name(dtype)!r}; data stay "
+            "floats, and `format` decides the bits of the weight"
+        )
+    return dtype_name(dtype)
 
 
 class _Counting(initializer.Initializer):
@@ -136,7 +146,7 @@ class QuantizedDense(Layer):
                 f"{dtype_name(scale_dtype)!r}"
             )
         self._units, self._in_units, self._flatten = units, in_units, flatten
-        self._format, self._group, self._dtype = format, group, dtype_name(dtype)
+        self._format, self._group, self._dtype = format, group, _float_name(dtype)
         with self.name_scope():
             self.packed: Parameter = self._fixed(
                 "packed",
@@ -189,11 +199,12 @@ class QuantizedDense(Layer):
         return self._dtype
 
     def cast(self, dtype: DType) -> None:
+        name = _float_name(dtype)
         if self.bias is not None:
             self.bias.cast(dtype)
         if self.act is not None:
             self.act.cast(dtype)
-        self._dtype = dtype_name(dtype)
+        self._dtype = name
         self._clear_compiled()
 
     def _options(self):
@@ -241,7 +252,7 @@ class QuantizedDense(Layer):
         Parameters
         ----------
         dtype : str or numpy.dtype, optional
-            Data type of the result; by default that of the bias.
+            Data type of the result; by default the layer's `dtype`.
 
         Examples
         --------
@@ -266,7 +277,7 @@ class QuantizedDense(Layer):
 
 def packed_like(layer: Dense, **options: Any) -> QuantizedDense:
     """Returns a QuantizedDense in place of a Dense, with its bias and without other values.
-    `options` are those of QuantizedDense."""
+    `options` are further options of QuantizedDense."""
     units, in_units = layer.weight.shape
     new = QuantizedDense(
         units,
