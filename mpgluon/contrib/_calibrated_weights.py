@@ -18,7 +18,7 @@ from .. import _core, autograd, ndarray as nd
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import nn
-from ..gluon._tree import own_parameters, runs_compiled, uncompiled
+from ..gluon._tree import runs_compiled, uncompiled, users_of
 from ..gluon.block import Block
 from ..gluon.nn.attention import heads_of, normalizes_first
 from ..gluon.nn.quantized_layers import GROUPED
@@ -133,8 +133,8 @@ class Task(NamedTuple):
 
     Attributes
     ----------
-    who : str
-        Name of the caller in errors.
+    caller : str
+        Name of the function in errors.
     net : Block
         The network.
     paths : dict of Dense to str
@@ -151,7 +151,7 @@ class Task(NamedTuple):
         Whether int4 has zeros.
     """
 
-    who: str
+    caller: str
     net: Block
     paths: dict[nn.Dense, str]
     calls: Inputs
@@ -413,13 +413,10 @@ def _folds(net: Block) -> Iterator[_Fold]:
     """Yields the places where inputs can be divided, in the order of the layers."""
     from ..gluon.model_zoo.text import DecoderLayer
 
-    users: dict[Any, int] = {}
     found: list[Block] = []
     net.apply(found.append)
     blocks = list(dict.fromkeys(found))
-    for block in blocks:
-        for param in own_parameters(block).values():
-            users[param] = users.get(param, 0) + 1
+    users = users_of(blocks)
     cells = (nn.TransformerEncoderCell, nn.TransformerDecoderCell)
     for block in blocks:
         folds = []

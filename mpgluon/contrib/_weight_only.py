@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..gluon import nn
-from ..gluon._tree import adapters_of, children, own_parameters
+from ..gluon._tree import adapters_of, users_of, walk
 from ..gluon.block import Block
 from ..gluon.nn.quantized_layers import GROUPED, packed_like
 from ..gluon.utils import brief
@@ -97,23 +97,6 @@ def quantize_array(
     return found
 
 
-def _blocks_of(net):
-    """Yields (parent, attribute name, path, block) for all descendants, a block once for each
-    place."""
-    seen: set[int] = set()
-
-    def visit(block, path):
-        if id(block) in seen:
-            return
-        seen.add(id(block))
-        for name, child in list(children(block).items()):
-            below = f"{path}.{name}" if path else name
-            yield block, name, below, child
-            yield from visit(child, below)
-
-    return visit(net, "")
-
-
 def _patterns(who, name, value) -> list[re.Pattern[str]]:
     values = [value] if isinstance(value, str) else value or ()
     try:
@@ -136,11 +119,8 @@ def selected(
     `quantize_weights`."""
     wanted = None if layers is None else _patterns(who, "layers", layers)
     unwanted = _patterns(who, "skip", skip)
-    places = [(None, "", "", net), *_blocks_of(net)]
-    owners: dict[int, set[int]] = {}
-    for _, _, _, block in places:
-        for param in own_parameters(block).values():
-            owners.setdefault(id(param), set()).add(id(block))
+    places = [(None, "", "", net), *walk(net)]
+    users = users_of(block for *_, block in places)
 
     def matches(pattern, path, block):
         return pattern.fullmatch(path) or pattern.fullmatch(block.name)
@@ -157,7 +137,7 @@ def selected(
             used.update(hits)
             if not hits:
                 continue
-        if len(owners[id(block.weight)]) > 1:
+        if users[block.weight] > 1:
             continue
         work.append((parent, name, path, block))
     for pattern in wanted or ():

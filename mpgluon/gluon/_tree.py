@@ -7,10 +7,14 @@ device group, and may be compiled.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from .._internal.hints import OptionsChecked
 from ..attribute import AttrScope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 class ChangeCount:
@@ -107,6 +111,15 @@ def children(block):
     return block._children
 
 
+def walk(block: Any, path: str = "") -> Iterator[tuple[Any, str, str, Any]]:
+    """Yields the descendants of a block as (parent, name in the parent, path, block), a block once
+    for each path."""
+    for name, child in list(children(block).items()):
+        place = f"{path}.{name}" if path else name
+        yield block, name, place, child
+        yield from walk(child, place)
+
+
 def set_children(block, blocks):
     """Replaces the children of a block, by name."""
     block._children = blocks
@@ -121,6 +134,13 @@ def own_parameters(block):
     """Returns the block's own parameters without its children's, by their ``hybrid_forward``
     argument names: the block's own dict, not a copy."""
     return block._reg_params
+
+
+def users_of(blocks: Iterable[Any]) -> Counter[Any]:
+    """Returns how many of the distinct blocks have each parameter as their own."""
+    return Counter(
+        param for block in dict.fromkeys(blocks) for param in own_parameters(block).values()
+    )
 
 
 def parameters_by_path(block):

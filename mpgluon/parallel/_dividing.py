@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import MXNetError, MXNetValueError, counted, itemsize
 from ..context import Context
-from ..gluon._tree import children, own_parameters
+from ..gluon._tree import children, own_parameters, walk
 from ..gluon.nn.basic_layers import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known
-from ._tensor_parallel.splitting import walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,13 +19,14 @@ from ..gluon._tree import (
     own_parameters,
     set_devices_of_groups,
     set_group,
+    walk,
 )
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
 from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
-from ._tensor_parallel.splitting import every_layer, matches, split_layers, walk
+from ._tensor_parallel.splitting import every_layer, matches, split_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

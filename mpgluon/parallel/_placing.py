@@ -18,6 +18,7 @@ from ..gluon._tree import (
     own_parameters,
     set_devices_of_groups,
     set_group,
+    walk,
 )
 from ..gluon.nn.basic_layers import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known
@@ -25,7 +26,6 @@ from ._dividing import divide
 from ._mesh import Replicas, forget_placement, refuse_inner
 from ._tensor_parallel.layers import SplitLayer, lines_of
 from ._tensor_parallel.parameters import HomeParameter
-from ._tensor_parallel.splitting import walk
 
 if TYPE_CHECKING:
     from ..gluon.block import Block

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...base import MXNetError
-from .._tree import children, own_parameters
+from .._tree import own_parameters, users_of, walk
 from ..nn import Dense, QuantizedDense
 from ..nn.quantized_layers import packed_like
 from .quantized import LastTensor, rounded
 from .values import LazyArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
 
@@ -38,14 +38,11 @@ def keep_quantized(net: Block, arrays: Mapping[str, LazyArray]) -> None:
     arrays : dict of str to LazyArray
         The arrays by the path of the parameter.
     """
-    users: dict[int, int] = {}
-    places = list(_places(net))
-    for block in {id(block): block for *_, block in places}.values():
-        for param in own_parameters(block).values():
-            users[id(param)] = users.get(id(param), 0) + 1
+    places = list(walk(net))
+    users = users_of(block for *_, block in places)
     for parent, name, path, block in places:
         array = arrays.get(f"{path}.weight")
-        if type(block) is not Dense or array is None or users[id(block.weight)] > 1:
+        if type(block) is not Dense or array is None or users[block.weight] > 1:
             continue
         form = array.quantized()
         if form is not None:
@@ -64,14 +61,6 @@ def keep_quantized(net: Block, arrays: Mapping[str, LazyArray]) -> None:
                 scale_dtype="float32" if scales is None else scales.dtype,
             )
             parent.replace_child(name, layer)
-
-
-def _places(block, path="") -> Iterator[tuple[Block, str, str, Block]]:
-    """Yields (parent, name, path, block) for the descendants."""
-    for name, child in list(children(block).items()):
-        below = f"{path}.{name}" if path else name
-        yield block, name, below, child
-        yield from _places(child, below)
 
 
 def round_weights(
@@ -110,7 +99,7 @@ def fitted(net: Block, arrays: Arrays, source: str) -> Arrays:
     Raises MXNetError if a weight is stored in another form than that of the layer.
     """
     found, last = dict(arrays), LastTensor()
-    for _, _, path, layer in _places(net):
+    for _, _, path, layer in walk(net):
         array, own = found.get(f"{path}.weight"), own_parameters(layer)
         if array is None:
             continue
@@ -160,7 +149,7 @@ def unpacked_weights(net: Block, arrays: Mapping[str, LazyArray]) -> Arrays:
     """Returns the arrays of a network's parameters. The arrays of QuantizedDense layers that hold
     the weight are replaced by the dequantized weight."""
     found = dict(arrays)
-    for _, _, path, layer in _places(net):
+    for _, _, path, layer in walk(net):
         if isinstance(layer, QuantizedDense) and f"{path}.packed" in found:
             for name in _FIELDS:
                 found.pop(f"{path}.{name}", None)

@@ -12,11 +12,11 @@ from ..._internal import graph_breaks
 from ...base import MXNetError, counted
 from ...gluon import _nested
 from ...gluon._compiled.programs import CompiledPrograms
+from ...gluon._tree import walk
 from ...gluon.block import HybridBlock
 from ...gluon.loss import Loss
 from ...gluon.trainer import loss_scaling, scaled_by
 from .._mesh import placement
-from .._tensor_parallel.splitting import walk
 from .driver import Driver
 from .pipeline import SPLIT, Pipeline, PipelinedCall
 

@@ -10,12 +10,11 @@ from ..._internal.device_groups import is_placement
 from ..._internal.tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon._tree import group_of, set_devices_of_groups, set_group
+from ...gluon._tree import group_of, set_devices_of_groups, set_group, walk
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
 from .._mesh import forget_placement, refuse_inner
 from .._pipeline.report import Report, draw_spans, new_figure
-from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
 from . import layer_profile, rank_measurement
 from .memory_measurement import MemoryMeter, best_within

@@ -15,6 +15,7 @@ from ...gluon._tree import (
     own_parameters,
     share_hooks,
     stand_for,
+    walk,
 )
 from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_norm_arguments
@@ -27,7 +28,7 @@ from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, Vocab
 from .recurrent import ParallelLSTM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ...context import Context
 
@@ -145,14 +146,6 @@ def _addition(layer, klass):
         if type(child) is not nn.Activation:
             return f"has the activation {type(child).__name__}"
     return None
-
-
-def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]]:
-    """Yields the descendants of a block as (parent, name in the parent, path, block)."""
-    for name, child in list(children(block).items()):
-        place = f"{path}.{name}" if path else name
-        yield block, name, place, child
-        yield from walk(child, place)
 
 
 def _take_over(old, new):
