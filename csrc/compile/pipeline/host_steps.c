@@ -48,7 +48,6 @@ mpg_status mpg_run_host_steps(mpg_pipeline_run *run, const mpg_micro_batch_item 
       mpg_micro_batch_programs(&run->micro_batches[item->micro_batch], item->phase);
   const mpg_program_segment *segment = &set->segments[item->segment];
   const mpg_program *program = &set->programs[segment->slot];
-  if (program->device->remote) return MPG_OK; /* the rank that owns the device runs them */
   for (uint32_t i = segment->begin; i < segment->end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->op && mpg_op_runs_on_host(instruction->op))

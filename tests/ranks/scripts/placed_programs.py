@@ -112,3 +112,55 @@ def placed_by_names(devices):
         trainer.step(8)
         kept.append(loss)
     return kept + values(net)
+
+
+class Mixed(autograd.Function):
+    """Draws, fetches its input, and multiplies by a new compiled layer on another device."""
+
+    def __init__(self, devices):
+        super().__init__()
+        self.devices = devices
+
+    def forward(self, x):
+        layer = nn.Dense(5, in_units=5, flatten=False)
+        layer.initialize(mx.init.Constant(0.2), ctx=self.devices[2])
+        layer.hybridize()
+        y = layer(x.as_in_context(self.devices[2])).as_in_context(x.context)
+        noise = nd.random.uniform(shape=(1, 5), ctx=x.context)
+        return y * noise + float(np.abs(par.fetch(x).asnumpy()).max())
+
+    def backward(self, dy):
+        return dy * 0.5
+
+
+class Hosted(gluon.HybridBlock):
+    def __init__(self, devices):
+        super().__init__()
+        self.devices = devices
+        with self.name_scope():
+            self.first, self.last = nn.Dense(5, in_units=6), nn.Dense(3, in_units=5)
+        self.first.initialize(mx.init.Xavier(), ctx=devices[0])
+        self.last.initialize(mx.init.Xavier(), ctx=devices[1])
+
+    def hybrid_forward(self, F, x):
+        h = self.first(x)
+        h = Mixed(self.devices)(h) + h
+        return self.last(Mixed(self.devices)(h.as_in_context(self.devices[1])))
+
+
+for schedule in ("gpipe", "1f1b"):
+
+    def host_steps(devices, schedule=schedule):
+        net = Hosted(devices)
+        net.hybridize(pipeline=par.Pipeline(3, schedule))
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        kept = []
+        for i in range(3):
+            with autograd.record():
+                loss = LOSS(net(inputs(i, (6, 6), devices[0])), nd.ones(6, ctx=devices[1]))
+            loss.backward()
+            trainer.step(6)
+            kept.append(loss)
+        return kept + values(net)
+
+    PROGRAMS[f"host_steps_{schedule}"] = host_steps
