@@ -132,6 +132,11 @@ static inline bool mpg_node_starts(const mpg_node *node) {
 static inline bool mpg_node_spans(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_SPANS);
 }
+/* Adds a word to a hash. */
+static inline uint64_t mpg_hash_word(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 29;
+}
 static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
 }

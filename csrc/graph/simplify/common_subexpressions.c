@@ -22,24 +22,19 @@ static bool may_be_eliminated(const mpg_graph *graph, const mpg_node *node) {
   return (node->op->flags & MPG_OP_HEAVY) || mpg_node_worth_keeping(graph, node);
 }
 
-static uint64_t mix(uint64_t hash, uint64_t word) {
-  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-  return hash ^ hash >> 29;
-}
-
 static uint64_t hash_of(const mpg_graph *graph, const mpg_node *node) {
-  uint64_t hash = mix(node->op->id, (uint64_t)node->device.type << 56 ^
-                                        (uint64_t)(uint32_t)node->device.rank << 32 ^
-                                        (uint32_t)node->device.index);
+  uint64_t hash = mpg_hash_word(node->op->id, (uint64_t)node->device.type << 56 ^
+                                                  (uint64_t)(uint32_t)node->device.rank << 32 ^
+                                                  (uint32_t)node->device.index);
   size_t size = node->op->params->size, at = 0;
   for (; at + sizeof hash <= size; at += sizeof hash) {
     uint64_t word;
     memcpy(&word, (const char *)node->params + at, sizeof word);
-    if (word) hash = mix(hash, word ^ at << 32);
+    if (word) hash = mpg_hash_word(hash, word ^ at << 32);
   }
   for (uint32_t i = 0; i < node->num_inputs && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); i++)
-    hash = mix(hash, (uint64_t)graph->inputs[node->inputs + i].node << 32 |
-                         graph->inputs[node->inputs + i].output);
+    hash = mpg_hash_word(hash, (uint64_t)graph->inputs[node->inputs + i].node << 32 |
+                                   graph->inputs[node->inputs + i].output);
   return hash ^ hash >> 32;
 }
 
