@@ -286,6 +286,15 @@ int mpg_arity_names(const mpg_op *op, const void *params, int given) {
   return given;
 }
 
+/* Counts the names of inputs that the parameters do not leave out. */
+int mpg_arity_enabled(const mpg_op *op, const void *params, int given) {
+  int count = 0;
+  (void)given;
+  for (int i = 0; i < signatures[op->id].num_inputs; i++)
+    count += !mpg_op_input_left_out(op, params, i);
+  return count;
+}
+
 int mpg_op_num_inputs(const mpg_op *op, const void *params, int given) {
   const signature *s = &signatures[op->id];
   if (op->num_inputs != mpg_arity_names) return op->num_inputs(op, params, given);

@@ -193,6 +193,7 @@ def ints(*values):
     "name, inputs, options, message",
     [
         ("route", [nd.ones(3)], {"k": 1}, "scores must have at least 2 axes"),
+        ("route", [nd.ones((2, 3))], {"k": 1, "use_bias": True}, "expected 2 input arrays"),
         (
             "dispatch",
             [nd.ones((2, 3)), nd.ones((2, 1), dtype="int32")],

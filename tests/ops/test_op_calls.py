@@ -101,6 +101,15 @@ def test_out_is_accepted_by_position():
         nd.exp(x, x, out=x)
 
 
+def test_symbols_have_variables_for_enabled_inputs():
+    scores = mx.sym.contrib.route(mx.sym.var("x"), k=1, use_bias=True, name="r")
+    assert scores.list_arguments() == ["x", "r_bias"]
+    product = mx.sym.contrib.quantized_dot(
+        mx.sym.var("x"), units=2, in_units=2, use_scales=True, use_zeros=True, name="q"
+    )
+    assert product.list_arguments() == ["x", "q_packed", "q_scales", "q_zeros"]
+
+
 def test_inputs_disabled_by_parameters_may_be_omitted():
     data, label, lengths = nd.ones((4, 1, 3)), nd.array([[1, 2]]), nd.array([2])
     expected = nd.CTCLoss(data, label, None, lengths, use_label_lengths=True).asnumpy()

@@ -20,7 +20,7 @@ def probabilities(scores, router):
     return p / p.sum(-1, keepdims=True)
 
 
-def route(scores, bias=0, *, k, router="softmax", renormalize=True, capacity=0):
+def route(scores, bias=0, *, k, router="softmax", renormalize=True, capacity=0, **_):
     p = probabilities(scores, router)
     experts = np.argsort(-(p + bias), axis=-1, kind="stable")[..., :k]
     weights = np.take_along_axis(p, experts, -1)
@@ -54,7 +54,7 @@ def route_back(grad, scores, weights, experts, router="softmax", renormalize=Tru
     return p * (own - (own * p).sum(-1, keepdims=True))
 
 
-def dispatch(data, order, weights=None):
+def dispatch(data, order, weights=None, **_):
     rows = data.reshape(-1, data.shape[-1])
     k = len(order) // max(len(rows), 1)
     out = rows[order // max(k, 1)]
@@ -67,7 +67,7 @@ def inverse(order):
     return places
 
 
-def combine(rows, order, weights=None, k=0):
+def combine(rows, order, weights=None, k=0, **_):
     if weights is None:
         weights = np.ones((len(rows) // k, k))
     sorted_rows = rows[inverse(order)].reshape(*weights.shape, rows.shape[-1])
@@ -102,6 +102,7 @@ def grouped_outer(lhs, rhs, counts):
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 WIDE = ("float32", "float64")
+WEIGHTED = {"use_weights": True}
 # Scores without equal ones, so that half precision chooses the same experts
 SCORES = np.stack([np.random.RandomState(i).permutation(6) for i in range(10)])
 SCORES = (SCORES / 4.0 - 0.5).astype("float32")
@@ -113,7 +114,7 @@ SAMPLES = {
         Sample([(9, 4)], dict(k=1, router="sigmoid", renormalize=False), route, dtypes=WIDE),
         Sample(
             [(7, 5), (5,)],
-            dict(k=2),
+            dict(k=2, use_bias=True),
             route,
             grad=[0],
             ranges=[None, (0, 0.3)],
@@ -147,17 +148,23 @@ SAMPLES = {
     "_contrib_dispatch": [
         Sample([(5, 3), ORDER], {}, dispatch, name="rows", dtypes=FLOATS),
         Sample([(5, 1, 16), ORDER], {}, dispatch, name="words", dtypes=FLOATS),
-        Sample([(5, 3), ORDER, (5, 2)], {}, dispatch, name="weights", dtypes=WIDE),
-        Sample([(5, 16), ORDER, (5, 2)], {}, dispatch, name="weighted_words", dtypes=WIDE),
+        Sample([(5, 3), ORDER, (5, 2)], WEIGHTED, dispatch, name="weights", dtypes=WIDE),
+        Sample([(5, 16), ORDER, (5, 2)], WEIGHTED, dispatch, name="weighted_words", dtypes=WIDE),
         Sample([(0, 3), ORDER[:0]], {}, lambda *a: np.zeros((0, 3)), name="empty", dtypes=WIDE),
     ],
     "_contrib_combine": [
         Sample([(10, 3), ORDER], dict(k=2), combine, name="sums", dtypes=FLOATS),
         Sample([(10, 16), ORDER], dict(k=2), combine, name="words", dtypes=FLOATS),
-        Sample([(10, 3), ORDER, (5, 1, 2)], {}, combine, name="weights", dtypes=WIDE),
-        Sample([(10, 600), ORDER, (5, 2)], {}, combine, grad=False, name="blocks", dtypes=WIDE),
+        Sample([(10, 3), ORDER, (5, 1, 2)], WEIGHTED, combine, name="weights", dtypes=WIDE),
         Sample(
-            [(0, 3), ORDER[:0], (0, 2)], {}, lambda *a: np.zeros((0, 3)), name="empty", dtypes=WIDE
+            [(10, 600), ORDER, (5, 2)], WEIGHTED, combine, grad=False, name="blocks", dtypes=WIDE
+        ),
+        Sample(
+            [(0, 3), ORDER[:0], (0, 2)],
+            WEIGHTED,
+            lambda *a, **_: np.zeros((0, 3)),
+            name="empty",
+            dtypes=WIDE,
         ),
     ],
     "_row_dots": [

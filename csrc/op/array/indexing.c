@@ -407,19 +407,6 @@ mpg_status mpg_infer_unravel(mpg_infer *infer) {
 
 /* --- Sequences -------------------------------------------------------------------------------- */
 
-int mpg_arity_sequence(const mpg_op *op, const void *params, int given) {
-  (void)op, (void)given;
-  return ((const mpg_sequence_params *)params)->use_sequence_length ? 2 : 1;
-}
-int mpg_arity_sequence_mask(const mpg_op *op, const void *params, int given) {
-  (void)op, (void)given;
-  return ((const mpg_sequence_mask_params *)params)->use_sequence_length ? 2 : 1;
-}
-int mpg_arity_sequence_last_back(const mpg_op *op, const void *params, int given) {
-  (void)op, (void)given;
-  return ((const mpg_sequence_last_back_params *)params)->use_sequence_length ? 2 : 1;
-}
-
 static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_t time_axis) {
   if (data->ndim < 2)
     return mpg_infer_fail(infer, "the array must have at least 2 dimensions (time and batch)");

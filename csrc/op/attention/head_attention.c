@@ -23,11 +23,6 @@ static options options_of(const mpg_op *op, const void *params) {
   return OPTIONS_OF((const mpg_head_attention_params *)params);
 }
 
-int mpg_arity_head_attention(const mpg_op *op, const void *params, int given) {
-  options o = options_of(op, params);
-  (void)given;
-  return 3 + o.mask + o.lengths + o.segments;
-}
 int mpg_arity_head_attention_backward(const mpg_op *op, const void *params, int given) {
   options o = options_of(op, params);
   (void)given;

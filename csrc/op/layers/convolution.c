@@ -56,12 +56,6 @@ static int64_t places(int64_t in, int64_t kernel, int64_t stride, int64_t dilate
 }
 
 /* --- Convolution ------------------------------------------------------------------------------ */
-int mpg_arity_convolution(const mpg_op *op, const void *params, int given) {
-  (void)op;
-  (void)given;
-  return ((const mpg_convolution_params *)params)->no_bias ? 2 : 3;
-}
-
 /* Checks the numbers of channels. `data` is a channels-first shape and may be unknown. */
 static mpg_status check_channels(mpg_infer *infer, const mpg_shape *data, int ndim,
                                  int64_t num_filter, int64_t num_group) {
@@ -263,12 +257,6 @@ void mpg_gradient_convolution_backward_weight(mpg_gradient *g) {
 }
 
 /* --- Deconvolution ---------------------------------------------------------------------------- */
-int mpg_arity_deconvolution(const mpg_op *op, const void *params, int given) {
-  (void)op;
-  (void)given;
-  return ((const mpg_deconvolution_params *)params)->no_bias ? 2 : 3;
-}
-
 /* Computes pad and adj along spatial axis i: from target_shape if it is set, otherwise from the
  * parameters pad and adj. */
 static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolution_params *p,

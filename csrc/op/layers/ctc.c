@@ -4,13 +4,6 @@
 
 enum { DATA, LABEL, LENGTHS };
 
-int mpg_arity_ctc_loss(const mpg_op *op, const void *params, int given) {
-  const mpg_ctc_loss_params *p = params;
-  (void)given;
-  return 2 + (int)p->use_data_lengths + (int)p->use_label_lengths +
-         (op->id == MPG_OP__backward_CTCLoss);
-}
-
 /* Checks data, which is input `first`, and all inputs after it. Sets *batch to the number of
  * samples, or to -1 if unknown. */
 static mpg_status expect_inputs(mpg_infer *infer, int first, int64_t *batch) {

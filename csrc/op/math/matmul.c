@@ -134,12 +134,6 @@ void mpg_gradient_batch_dot(mpg_gradient *g) {
 }
 
 /* --- FullyConnected --------------------------------------------------------------------------- */
-int mpg_arity_fully_connected(const mpg_op *op, const void *params, int given) {
-  (void)op;
-  (void)given;
-  return ((const mpg_fully_connected_params *)params)->no_bias ? 2 : 3;
-}
-
 mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   const mpg_fully_connected_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;

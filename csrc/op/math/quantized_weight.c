@@ -4,15 +4,6 @@
 #include "op/batching/batching.h"
 #include "op/infer.h"
 
-int mpg_arity_quantized_dot(const mpg_op *op, const void *params, int given) {
-  (void)given;
-  mpg_quantized_weight w = mpg_quantized_weight_of(op, params);
-  return 2 + (w.scales_input >= 0) + (w.zeros_input >= 0) + (w.bias_input >= 0);
-}
-int mpg_arity_dequantize_weight(const mpg_op *op, const void *params, int given) {
-  return mpg_arity_quantized_dot(op, params, given) - 1;
-}
-
 static const char *name_of(const mpg_quantized_weight *w) {
   static const char *const names[] = {"int8", "int4", "nf4", "q8_0", "q4_0", "q4_k", "q6_k"};
   return names[w->format];

@@ -80,8 +80,7 @@ static inline mpg_quantized_weight mpg_quantized_weight_of(const mpg_op *op, con
 #undef READ
   if (dot) bias = ((const mpg_quantized_dot_params *)params)->use_bias;
   if (w.group == 0) w.group = w.in_units;
-  /* The arity is computed before the parameters are checked, so in_units may be missing. */
-  w.groups = mpg_weight_has_scales(w.format) && w.group ? w.in_units / w.group : 0;
+  w.groups = mpg_weight_has_scales(w.format) ? w.in_units / w.group : 0;
   w.row_bytes = w.in_units / mpg_weight_block(w.format) * mpg_weight_block_bytes(w.format);
   int next = dot;
   w.data_input = dot ? 0 : -1;

@@ -7,11 +7,6 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-int mpg_arity_softmax(const mpg_op *op, const void *params, int given) {
-  (void)op, (void)given;
-  return ((const mpg_softmax_params *)params)->use_length ? 2 : 1;
-}
-
 static mpg_status no_length(mpg_infer *infer) {
   return mpg_infer_fail(infer, "use_length must be False; only softmax supports it");
 }

@@ -38,12 +38,6 @@ static bool read_layer(const mpg_infer *infer, layer *l) {
          pair(infer, &p->pad, 0, 0, "pad", l->pad);
 }
 
-int mpg_arity_deformable(const mpg_op *op, const void *params, int given) {
-  const mpg_deformable_params *p = params;
-  (void)given;
-  return 4 - p->no_bias + (op->id == MPG_OP__contrib_ModulatedDeformableConvolution);
-}
-
 /* Returns the result's height (i = 0) or width (i = 1), or 0 if the kernel is larger than the
  * padded data. */
 static int64_t result_size(const layer *l, const mpg_shape *data, int i) {
