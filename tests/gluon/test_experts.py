@@ -233,7 +233,10 @@ def test_ops_refuse_other_shapes(name, inputs, options, message):
 @pytest.mark.parametrize(
     "body, message",
     [
-        (lambda F, x, o, c, w: F.contrib.dispatch(x, F.arange(2, dtype="int32")), "order must be"),
+        (
+            lambda F, x, o, c, w: F.contrib.dispatch(x, F.arange(2, dtype="int32")),
+            "order must come",
+        ),
         (lambda F, x, o, c, w: F.contrib.dispatch(x, o, F.ones((2, 1))), "weights are the same"),
         (
             lambda F, x, o, c, w: F.contrib.grouped_dot(x, F.ones((3, 2, 3)), c),
@@ -352,13 +355,63 @@ def test_sorted_rows_cannot_leave_a_pipelined_block():
     for block, message in (
         (Leaks, "has rows that are sorted by expert"),
         (Sums, "use contrib.com"),
-        (Multiplies, "use contrib.com"),
+        (Multiplies, "all rows use this whole input"),
         (Numbers, "is the same for every micro-batch"),
     ):
         net = block()
         net.hybridize(pipeline=Pipeline(2))
         with pytest.raises(mx.MXNetError, match=message):
             net(nd.array(normal(4, 3)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda F, x, o, c, w, p: F.contrib.combine(
+            F.contrib.dispatch(x, o) + F.contrib.dispatch(x, p), o, w
+        ),
+        lambda F, x, o, c, w, p: F.contrib.combine(F.contrib.dispatch(x, p), o, w),
+        lambda F, x, o, c, w, p: F.contrib.grouped_dot(
+            F.contrib.dispatch(x, p), F.ones((3, 2, 3)), c
+        ),
+    ],
+    ids=["sum", "combine", "grouped_dot"],
+)
+def test_pipelines_refuse_rows_in_two_orders(body):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, counts, weights, _ = F.contrib.route(x, k=1)
+            other, _, _, _ = F.contrib.route(-x, k=1)
+            return body(F, x, order, counts, weights, other)
+
+    net = Net()
+    net.hybridize(pipeline=Pipeline(2))
+    with pytest.raises(mx.MXNetError, match="rows in different orders"):
+        net(nd.array(normal(4, 3)))
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (lambda F, x, y, o, w: F.contrib.dispatch(y, o), "order must come"),
+        (lambda F, x, y, o, w: F.contrib.dispatch(x, o, w.swapaxes(0, 1)), "order must come"),
+        (
+            lambda F, x, y, o, w: F.contrib.combine(F.contrib.dispatch(x, o), o, w.swapaxes(0, 1)),
+            "results of one",
+        ),
+    ],
+    ids=["data", "weights", "combine"],
+)
+def test_pipelines_refuse_tokens_in_another_sequence(body, message):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, _, weights, _ = F.contrib.route(x, k=1)
+            return body(F, x, x.swapaxes(0, 1), order, weights)
+
+    net = Net()
+    net.hybridize(pipeline=Pipeline(2))
+    with pytest.raises(mx.MXNetError, match=message):
+        net(nd.array(normal(4, 2, 3)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -50,6 +50,7 @@ static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
                     .axis = w->request->axis,
                     .train = node->train,
                     .along_time = w->request->along_time,
+                    .node = number,
                     .scope = node->scope};
   return mpg_op_batching(&b);
 }

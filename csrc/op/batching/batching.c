@@ -135,36 +135,29 @@ static mpg_status with_repeated(mpg_batching *b, bool divided) {
   return status;
 }
 
-/* Rule for ops with a LOCAL input, of which `input` is the first. Elementwise ops and dense layers
- * process each row on its own, in any order. Other ops need a rule for rows that are sorted by
- * expert. */
+/* Runs the op's rule with LOCAL inputs treated as DIVIDED along axis 0. `input` is the first one.
+ * Only ops that process each row on its own accept rows in any order. */
 static mpg_status with_local(mpg_batching *b, int input) {
-  mpg_op_id id = b->op->id;
-  mpg_batching_fn rule = b->op->batching;
-  if (id == MPG_OP__contrib_dispatch || id == MPG_OP__contrib_grouped_dot ||
-      id == MPG_OP__contrib_combine || rule == mpg_batching_amp_multicast)
-    return rule(b);
-  bool pointwise = rule == mpg_batching_pointwise,
-       dense = id == MPG_OP_FullyConnected || id == MPG_OP__packed_fully_connected ||
-               id == MPG_OP__contrib_rms_norm || id == MPG_OP__contrib_quantized_dot;
-  bool by_rows = pointwise || dense;
+  const mpg_batching_fn rule = b->op->batching;
+  const mpg_batch order = b->in[input];
+  bool divided = false;
+  if (rule == mpg_batching_amp_multicast) return rule(b);
   for (int i = 0; i < b->num_inputs; i++) {
-    const mpg_batch_kind kind = b->in[i].kind;
-    by_rows &= kind != MPG_BATCH_DIVIDED && !(dense && i && kind == MPG_BATCH_LOCAL);
+    if (b->in[i].kind == MPG_BATCH_LOCAL && b->in[i].cause != order.cause)
+      return mpg_batching_fail(b, i, "its inputs have their rows in different orders");
+    divided |= b->in[i].kind == MPG_BATCH_DIVIDED;
   }
-  if (!by_rows)
-    return mpg_batching_fail(b, input,
-                             "its rows are those of one %s, sorted by expert; use contrib.combine "
-                             "first",
-                             b->along_time ? "piece" : "micro-batch");
-  /* Sorted rows have at least 2 axes, and the order and the sizes of groups have 1. */
-  for (int i = 0; pointwise && mpg_batching_ndim(b, input) > 1 && i < b->num_inputs; i++) {
-    int own = mpg_batching_ndim(b, i) - mpg_batching_ndim(b, input);
-    if (b->in[i].kind == MPG_BATCH_SAME && own >= 0 && b->inputs[i].shape.dims[own] != 1)
-      return fail_whole(b, input, i);
-  }
-  for (int k = 0; k < b->num_outputs; k++) b->out[k] = b->in[input];
-  return MPG_OK;
+  if (rule == mpg_batching_dispatch || rule == mpg_batching_grouped_dot ||
+      rule == mpg_batching_combine)
+    return rule(b);
+  if (divided || (rule != mpg_batching_pointwise && rule != mpg_batching_fully_connected &&
+                  rule != mpg_batching_rms_norm && rule != mpg_batching_quantized_dot))
+    return mpg_batching_fail(b, input, "its rows are sorted by expert; use contrib.combine first");
+  exchange(b, MPG_BATCH_LOCAL, MPG_BATCH_DIVIDED);
+  mpg_status status = rule(b);
+  exchange(b, MPG_BATCH_DIVIDED, MPG_BATCH_LOCAL);
+  for (int k = 0; k < b->num_outputs; k++) b->out[k] = order;
+  return status;
 }
 
 mpg_status mpg_op_batching(mpg_batching *b) {

@@ -29,16 +29,16 @@ typedef enum mpg_batch_kind {
   /* Along time: computed from one chunk only; may only be used to compute a STATE. */
   MPG_BATCH_PART,
   MPG_BATCH_REPEATED, /* one value repeated for each row along `axis`: usable as DIVIDED or SAME */
-  /* Rows of the micro-batch in an order that depends on the other rows of the micro-batch, or the
+  /* Tokens of the micro-batch along axis 0, in an order that depends on all of them, or the
    * description of this order (contrib.route). */
   MPG_BATCH_LOCAL,
 } mpg_batch_kind;
 
 typedef struct mpg_batch {
   mpg_batch_kind kind;
-  int axis; /* DIVIDED, REPEATED: the axis of size outer * rows * inner */
-  int64_t outer, inner;
-  uint32_t cause; /* PART only: the node that created the value */
+  int axis;             /* DIVIDED, REPEATED: the axis of size outer * rows * inner */
+  int64_t outer, inner; /* LOCAL: `outer` of all axes of tokens as one axis; inner is 1 */
+  uint32_t cause;       /* PART: the node that created the value; LOCAL: the node of the order */
 } mpg_batch;
 
 typedef struct mpg_batching {
@@ -53,6 +53,7 @@ typedef struct mpg_batching {
   /* Axis of the micro-batch's rows in arrays that the block creates. */
   int axis;
   bool train, along_time;
+  uint32_t node; /* number of the node in the graph */
   uint32_t scope;
 } mpg_batching;
 

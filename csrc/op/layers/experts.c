@@ -359,11 +359,23 @@ void mpg_gradient_add_loss(mpg_gradient *g) {
 
 /* --- Batching --------------------------------------------------------------------------------- */
 /* The order and the sizes of groups belong to one micro-batch (MPG_BATCH_LOCAL). Each of its rows
- * belongs to one token, so combine restores the order of tokens. */
+ * belongs to one token, so combine restores the order of tokens. mpg_op_batching checks that all
+ * LOCAL inputs of an op have the same order. */
 
-static const mpg_batch local = {.kind = MPG_BATCH_LOCAL};
 static bool is_local(const mpg_batching *b, int input) {
   return b->in[input].kind == MPG_BATCH_LOCAL;
+}
+
+/* Returns `outer` of the axes before the last one, as one axis of tokens. */
+static int64_t outer_of(const mpg_batching *b, int input) {
+  return mpg_shape_product(&b->inputs[input].shape, 0, b->in[input].axis) * b->in[input].outer;
+}
+
+/* True if an input has the tokens that the LOCAL input `order` sorts, in the same sequence. */
+static bool has_tokens(const mpg_batching *b, int input, int order) {
+  return mpg_batching_divided(b, input) && is_local(b, order) &&
+         b->in[input].axis < mpg_batching_ndim(b, input) - 1 &&
+         outer_of(b, input) == b->in[order].outer;
 }
 
 mpg_status mpg_batching_route(mpg_batching *b) {
@@ -374,35 +386,34 @@ mpg_status mpg_batching_route(mpg_batching *b) {
   if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1) return mpg_batching_fail_along(b, 0);
   if (p->capacity > 0)
     return mpg_batching_fail(b, 0, "the capacity of an expert depends on all tokens");
-  b->out[0] = b->out[1] = local;
+  b->out[0] = b->out[1] =
+      (mpg_batch){.kind = MPG_BATCH_LOCAL, .outer = outer_of(b, 0), .inner = 1, .cause = b->node};
   mpg_batching_set(b, 2, b->in[0].axis, 0);
   mpg_batching_set(b, 3, b->in[0].axis, 0);
   return MPG_OK;
 }
 
 mpg_status mpg_batching_dispatch(mpg_batching *b) {
-  if (!is_local(b, 1) || !mpg_batching_divided(b, 0) ||
-      b->in[0].axis == mpg_batching_ndim(b, 0) - 1)
-    return mpg_batching_fail(b, 1, "order must be that of contrib.route for the tokens of data");
+  if (!has_tokens(b, 0, 1) || (mpg_batching_divided(b, 2) && !has_tokens(b, 2, 1)))
+    return mpg_batching_fail(b, 1, "order must come from contrib.route for the tokens of data");
   if (b->num_inputs > 2 && !mpg_batching_divided(b, 2))
     return mpg_batching_fail(b, 0, "its weights are the same for every micro-batch");
-  b->out[0] = local;
+  b->out[0] = b->in[1];
   return MPG_OK;
 }
 
 mpg_status mpg_batching_grouped_dot(mpg_batching *b) {
   if (!is_local(b, 0) || !is_local(b, 2) || b->in[1].kind != MPG_BATCH_SAME)
     return mpg_batching_fail(b, is_local(b, 0) ? 2 : 0,
-                             "data must be sorted by contrib.dispatch, and counts must be those "
-                             "of contrib.route");
-  b->out[0] = local;
+                             "data must be sorted by contrib.dispatch, and counts must come from "
+                             "contrib.route");
+  b->out[0] = b->in[0];
   return MPG_OK;
 }
 
 mpg_status mpg_batching_combine(mpg_batching *b) {
-  if (!is_local(b, 0) || !is_local(b, 1) || b->num_inputs < 3 || !mpg_batching_divided(b, 2) ||
-      b->in[2].axis == mpg_batching_ndim(b, 2) - 1)
-    return mpg_batching_fail(b, 0, "order and weights must be those of contrib.route");
+  if (!is_local(b, 0) || b->num_inputs < 3 || !has_tokens(b, 2, 1))
+    return mpg_batching_fail(b, 0, "order and weights must be results of one contrib.route");
   mpg_batching_set(b, 0, b->in[2].axis, 2);
   return MPG_OK;
 }
