@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "base/host_device.h"
 #include "op/params.h"
 
 enum { MPG_ROUTER_SOFTMAX, MPG_ROUTER_SIGMOID }; /* the parameter `router` of route */
@@ -14,6 +15,11 @@ static inline int64_t mpg_route_limit(const mpg_route_params *p, int64_t tokens,
   int64_t rows = tokens * p->k;
   double limit = ceil(p->capacity * (double)rows / (double)experts);
   return p->capacity == 0 || limit > (double)rows ? rows : (int64_t)limit;
+}
+
+/* Clips an index, since `order` and `experts` may be damaged. */
+MPG_HOST_DEVICE int64_t mpg_clip_row(int64_t index, int64_t count) {
+  return index < 0 ? 0 : index < count ? index : count - 1;
 }
 
 #endif

@@ -20,7 +20,7 @@ typedef struct routing {
   mpg_compute compute;
   int64_t tokens, experts, k;
   bool sigmoid, renormalize;
-  const mpg_view *bias; /* NULL if there is none */
+  const mpg_view *bias; /* may be NULL */
   void *weights;        /* (tokens, k), in the computing type */
   int32_t *chosen;      /* (tokens, k) */
   char *scratch;
@@ -30,19 +30,15 @@ typedef struct routing {
 typedef struct rows {
   mpg_dtype dtype;
   mpg_compute compute;
-  int64_t count, units, k; /* number of sorted rows, their size, and rows per token */
+  int64_t count, units, tokens, k; /* sorted rows, their size, tokens, and rows per token */
   const int32_t *order;
   int32_t *places;     /* inverse of the order: row of each (token, rank), or -1 */
-  const void *weights; /* of the computing type, or NULL */
+  const void *weights; /* in the computing type; may be NULL */
   const void *from, *other;
   void *to;
 } rows;
 
-static inline int64_t mpg_clamp_row(int64_t index, int64_t count) {
-  return index < 0 ? 0 : index < count ? index : count - 1;
-}
-
-#define CHOSEN(e) mpg_clamp_row(e, r->experts)
+#define CHOSEN(e) mpg_clip_row(e, r->experts)
 #define T float
 #define NAME(name) name##_f32
 #define EXP mpg_expf
@@ -151,6 +147,22 @@ mpg_status mpg_cpu_route_back(const mpg_kernel_call *call) {
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 
+/* Describes a call with the given views of sorted rows and of tokens. `order` is an input. */
+static rows rows_of(const mpg_kernel_call *call, const mpg_view *sorted, const mpg_view *tokens,
+                    int order) {
+  rows r = {.dtype = sorted->desc.dtype,
+            .compute = mpg_compute_of(sorted->desc.dtype),
+            .count = sorted->desc.shape.dims[0],
+            .units = sorted->desc.shape.dims[1],
+            .tokens = mpg_shape_product(&tokens->desc.shape, 0, tokens->desc.shape.ndim - 1),
+            .order = call->inputs[order].data,
+            .weights = order + 1 < call->num_inputs ? call->inputs[order + 1].data : NULL,
+            .from = call->inputs[0].data,
+            .to = call->outputs[0].data};
+  if (r.tokens) r.k = r.count / r.tokens;
+  return r;
+}
+
 static int64_t grain_of(const rows *r) { return 1 + GRAIN / (r->units * r->k + 1); }
 
 /* Inverts the order, which may be no permutation if a caller made it. */
@@ -159,7 +171,7 @@ static mpg_status invert(const mpg_kernel_call *call, rows *r) {
   if (!r->places) return MPG_DEVICE_OUT_OF_MEMORY;
   memset(r->places, 0xff, (size_t)r->count * sizeof *r->places);
   for (int64_t i = 0; i < r->count; i++)
-    r->places[mpg_clamp_row(r->order[i], r->count)] = (int32_t)i;
+    r->places[mpg_clip_row(r->order[i], r->count)] = (int32_t)i;
   return MPG_OK;
 }
 
@@ -168,25 +180,13 @@ static void copy_rows(void *context, int64_t begin, int64_t end) {
   size_t bytes = (size_t)r->units * mpg_dtype_size(r->dtype);
   for (int64_t i = begin; i < end; i++)
     memcpy((char *)r->to + (size_t)i * bytes,
-           (const char *)r->from + (size_t)(mpg_clamp_row(r->order[i], r->count) / r->k) * bytes,
+           (const char *)r->from + (size_t)(mpg_clip_row(r->order[i], r->count) / r->k) * bytes,
            bytes);
 }
 
 mpg_status mpg_cpu_dispatch(const mpg_kernel_call *call) {
-  const mpg_desc *data = &call->inputs[0].desc, *out = &call->outputs[0].desc;
-  int64_t count = out->shape.dims[0],
-          tokens = mpg_shape_product(&data->shape, 0, data->shape.ndim - 1);
-  if (!count) return MPG_OK;
-  rows r = {.dtype = data->dtype,
-            .compute = mpg_compute_of(data->dtype),
-            .count = count,
-            .units = out->shape.dims[1],
-            .k = count / tokens,
-            .order = call->inputs[1].data,
-            .weights = call->num_inputs > 2 ? call->inputs[2].data : NULL,
-            .from = call->inputs[0].data,
-            .to = call->outputs[0].data};
-  mpg_cpu_parallel_for(call, count, 1 + GRAIN / (r.units + 1),
+  rows r = rows_of(call, &call->outputs[0], &call->inputs[0], 1);
+  mpg_cpu_parallel_for(call, r.count, 1 + GRAIN / (r.units + 1),
                        !r.weights                     ? copy_rows
                        : r.compute == MPG_COMPUTE_F64 ? dispatch_rows_f64
                                                       : dispatch_rows_f32,
@@ -195,41 +195,19 @@ mpg_status mpg_cpu_dispatch(const mpg_kernel_call *call) {
 }
 
 mpg_status mpg_cpu_combine(const mpg_kernel_call *call) {
-  const mpg_desc *data = &call->inputs[0].desc, *out = &call->outputs[0].desc;
-  int64_t count = data->shape.dims[0],
-          tokens = mpg_shape_product(&out->shape, 0, out->shape.ndim - 1);
-  if (!tokens) return MPG_OK;
-  rows r = {.dtype = data->dtype,
-            .compute = mpg_compute_of(data->dtype),
-            .count = count,
-            .units = data->shape.dims[1],
-            .k = count / tokens,
-            .order = call->inputs[1].data,
-            .weights = call->num_inputs > 2 ? call->inputs[2].data : NULL,
-            .from = call->inputs[0].data,
-            .to = call->outputs[0].data};
+  rows r = rows_of(call, &call->inputs[0], &call->outputs[0], 1);
   MPG_TRY(invert(call, &r));
-  mpg_cpu_parallel_for(call, tokens, grain_of(&r),
+  mpg_cpu_parallel_for(call, r.tokens, grain_of(&r),
                        r.compute == MPG_COMPUTE_F64 ? combine_rows_f64 : combine_rows_f32, &r);
   return MPG_OK;
 }
 
 mpg_status mpg_cpu_row_dots(const mpg_kernel_call *call) {
-  const mpg_desc *data = &call->inputs[0].desc;
-  int64_t count = call->inputs[1].desc.shape.dims[0],
-          tokens = mpg_shape_product(&data->shape, 0, data->shape.ndim - 1);
-  if (!count || !tokens) return MPG_OK;
-  rows r = {.dtype = data->dtype,
-            .compute = mpg_compute_of(data->dtype),
-            .count = count,
-            .units = call->inputs[1].desc.shape.dims[1],
-            .k = count / tokens,
-            .order = call->inputs[2].data,
-            .from = call->inputs[0].data,
-            .other = call->inputs[1].data,
-            .to = call->outputs[0].data};
+  rows r = rows_of(call, &call->inputs[1], &call->inputs[0], 2);
+  r.other = call->inputs[1].data;
+  if (!r.tokens) return MPG_OK;
   MPG_TRY(invert(call, &r));
-  mpg_cpu_parallel_for(call, count, 1 + GRAIN / (r.units + 1),
+  mpg_cpu_parallel_for(call, r.count, 1 + GRAIN / (r.units + 1),
                        r.compute == MPG_COMPUTE_F64 ? dot_rows_f64 : dot_rows_f32, &r);
   return MPG_OK;
 }

@@ -86,7 +86,7 @@ static void NAME(dispatch_rows)(void *context, int64_t begin, int64_t end) {
   const rows *r = context;
   mpg_block_buffer in, made;
   for (int64_t i = begin; i < end; i++) {
-    int64_t from = mpg_clamp_row(r->order[i], r->count);
+    int64_t from = mpg_clip_row(r->order[i], r->count);
     T weight = ((const T *)r->weights)[from];
     for (int64_t u = 0; u < r->units; u += MPG_CPU_BLOCK) {
       int64_t n = r->units - u < MPG_CPU_BLOCK ? r->units - u : MPG_CPU_BLOCK;

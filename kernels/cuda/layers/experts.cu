@@ -12,9 +12,6 @@ enum { WARPS = MPG_CUDA_THREADS / 32, EACH = 16 }; /* EACH: indices per thread a
 
 MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
 MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
-MPG_HOST_DEVICE int64_t clamp_row(int64_t index, int64_t count) {
-  return index < 0 ? 0 : index < count ? index : count - 1;
-}
 
 struct routing {
   mpg_untyped scores, bias;
@@ -85,7 +82,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) choose_kernel(routing r) {
       last = best, last_expert = expert;
       total += weight;
       if (lane == 0) {
-        r.chosen[t * r.k + rank] = (int32_t)clamp_row(expert, n);
+        r.chosen[t * r.k + rank] = (int32_t)mpg_clip_row(expert, n);
         weights[rank] = weight;
       }
     }
@@ -166,19 +163,20 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     if (r.renormalize) {
       sum = 0;
       for (int64_t i = 0; i < r.k; i++) {
-        sum +=
-            probability(r.sigmoid, r.scores.load<C>(t * n + clamp_row(chosen[i], n)), most, total);
+        sum += probability(r.sigmoid, r.scores.load<C>(t * n + mpg_clip_row(chosen[i], n)), most,
+                           total);
         if (w[i] != 0) mean += grad[i] * w[i];
       }
     }
     for (int64_t i = 0; i < r.k; i++) {
-      C p = probability(r.sigmoid, r.scores.load<C>(t * n + clamp_row(chosen[i], n)), most, total);
+      C p =
+          probability(r.sigmoid, r.scores.load<C>(t * n + mpg_clip_row(chosen[i], n)), most, total);
       inner += (sum > 0 ? ((w[i] != 0 ? grad[i] : 0) - mean) / sum : 0) * p;
     }
     for (int64_t e = lane; e < n; e += 32) {
       C p = probability(r.sigmoid, r.scores.load<C>(t * n + e), most, total), own = 0;
       for (int64_t i = 0; i < r.k; i++)
-        if (clamp_row(chosen[i], n) == e)
+        if (mpg_clip_row(chosen[i], n) == e)
           own = sum > 0 ? ((w[i] != 0 ? grad[i] : 0) - mean) / sum : 0;
       out.store(t * n + e, r.sigmoid ? own * p * (1 - p) : p * (own - inner));
     }
@@ -197,7 +195,7 @@ struct rows {
 
 __global__ void __launch_bounds__(MPG_CUDA_THREADS) invert_kernel(rows r) {
   for (int64_t i = MPG_CUDA_INDEX; i < r.count; i += MPG_CUDA_STRIDE)
-    r.places[clamp_row(r.order[i], r.count)] = (int32_t)(i + 1);
+    r.places[mpg_clip_row(r.order[i], r.count)] = (int32_t)(i + 1);
 }
 
 /* A vector of N elements. */
@@ -212,7 +210,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) dispatch_kernel(rows r) {
   typedef elements_of<T, N> V;
   int64_t each = r.units / N;
   for (int64_t at = MPG_CUDA_INDEX; at < r.count * each; at += MPG_CUDA_STRIDE) {
-    int64_t from = clamp_row(r.order[at / each], r.count);
+    int64_t from = mpg_clip_row(r.order[at / each], r.count);
     V v = ((const V *)r.from)[from / r.k * each + at % each];
     if (r.weights) {
       C weight = ((const C *)r.weights)[from];
@@ -279,10 +277,27 @@ mpg_status invert(const mpg_kernel_call *call, rows *r) {
   return mpg_cuda_launch(call, invert_kernel, mpg_cuda_blocks(r->count), MPG_CUDA_THREADS, 0, *r);
 }
 
-/* True if rows can be accessed 16 bytes at a time. */
-bool in_words(const mpg_kernel_call *call, const rows *r) {
-  size_t bytes = (size_t)r->units * mpg_dtype_size(call->inputs[0].desc.dtype);
-  return bytes % 16 == 0 && mpg_cuda_aligned(r->from) && mpg_cuda_aligned(r->to);
+/* Describes a call with the given views of sorted rows and of tokens. `order` is an input. */
+rows rows_of(const mpg_kernel_call *call, const mpg_view *sorted, const mpg_view *tokens,
+             int order) {
+  rows r = {};
+  r.from = call->inputs[0].data, r.to = call->outputs[0].data;
+  r.order = (const int32_t *)call->inputs[order].data;
+  r.weights = order + 1 < call->num_inputs ? call->inputs[order + 1].data : NULL;
+  r.count = sorted->desc.shape.dims[0], r.units = sorted->desc.shape.dims[1];
+  r.tokens = mpg_shape_product(&tokens->desc.shape, 0, tokens->desc.shape.ndim - 1);
+  if (r.tokens) r.k = r.count / r.tokens;
+  return r;
+}
+
+/* Launches a kernel that writes `count` rows: `wide` if rows can be accessed 16 bytes at a time. */
+template <class T>
+mpg_status launch_rows(const mpg_kernel_call *call, const rows &r, int64_t count,
+                       void (*wide)(rows), void (*single)(rows)) {
+  bool words = r.units * sizeof(T) % 16 == 0 && mpg_cuda_aligned(r.from) && mpg_cuda_aligned(r.to);
+  return mpg_cuda_launch(call, words ? wide : single,
+                         mpg_cuda_blocks(count * r.units / (words ? 16 / (int)sizeof(T) : 1)),
+                         MPG_CUDA_THREADS, 0, r);
 }
 
 } // namespace
@@ -332,55 +347,26 @@ mpg_status mpg_cuda_route_back(const mpg_kernel_call *call) {
 }
 
 mpg_status mpg_cuda_dispatch(const mpg_kernel_call *call) {
-  const mpg_shape *data = &call->inputs[0].desc.shape, *out = &call->outputs[0].desc.shape;
-  rows r = {};
-  r.from = call->inputs[0].data, r.to = call->outputs[0].data;
-  r.order = (const int32_t *)call->inputs[1].data;
-  r.weights = call->num_inputs > 2 ? call->inputs[2].data : NULL;
-  r.count = out->dims[0], r.units = out->dims[1];
-  r.tokens = mpg_shape_product(data, 0, data->ndim - 1);
-  if (!r.count || !r.units) return MPG_OK;
-  r.k = r.count / r.tokens;
-  bool words = in_words(call, &r);
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, {
-    enum { N = 16 / sizeof(T) };
-    return mpg_cuda_launch(call, words ? dispatch_kernel<T, N> : dispatch_kernel<T, 1>,
-                           mpg_cuda_blocks(r.count * r.units / (words ? N : 1)), MPG_CUDA_THREADS,
-                           0, r);
-  })
+  rows r = rows_of(call, &call->outputs[0], &call->inputs[0], 1);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
+                       return launch_rows<T>(call, r, r.count, dispatch_kernel<T, 16 / sizeof(T)>,
+                                             dispatch_kernel<T, 1>))
   return MPG_OK;
 }
 
 mpg_status mpg_cuda_combine(const mpg_kernel_call *call) {
-  const mpg_shape *data = &call->inputs[0].desc.shape, *out = &call->outputs[0].desc.shape;
-  rows r = {};
-  r.from = call->inputs[0].data, r.to = call->outputs[0].data;
-  r.order = (const int32_t *)call->inputs[1].data;
-  r.weights = call->num_inputs > 2 ? call->inputs[2].data : NULL;
-  r.count = data->dims[0], r.units = data->dims[1];
-  r.tokens = mpg_shape_product(out, 0, out->ndim - 1);
-  if (!r.tokens || !r.units) return MPG_OK;
-  r.k = r.count / r.tokens;
+  rows r = rows_of(call, &call->inputs[0], &call->outputs[0], 1);
   MPG_TRY(invert(call, &r));
-  bool words = in_words(call, &r);
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, {
-    enum { N = 16 / sizeof(T) };
-    return mpg_cuda_launch(call, words ? combine_kernel<T, N> : combine_kernel<T, 1>,
-                           mpg_cuda_blocks(r.tokens * r.units / (words ? N : 1)), MPG_CUDA_THREADS,
-                           0, r);
-  })
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
+                       return launch_rows<T>(call, r, r.tokens, combine_kernel<T, 16 / sizeof(T)>,
+                                             combine_kernel<T, 1>))
   return MPG_OK;
 }
 
 mpg_status mpg_cuda_row_dots(const mpg_kernel_call *call) {
-  const mpg_shape *data = &call->inputs[0].desc.shape, *sorted = &call->inputs[1].desc.shape;
-  rows r = {};
-  r.from = call->inputs[0].data, r.other = call->inputs[1].data, r.to = call->outputs[0].data;
-  r.order = (const int32_t *)call->inputs[2].data;
-  r.count = sorted->dims[0], r.units = sorted->dims[1];
-  r.tokens = mpg_shape_product(data, 0, data->ndim - 1);
-  if (!r.count || !r.tokens) return MPG_OK;
-  r.k = r.count / r.tokens;
+  rows r = rows_of(call, &call->inputs[1], &call->inputs[0], 2);
+  r.other = call->inputs[1].data;
+  if (!r.tokens) return MPG_OK;
   MPG_TRY(invert(call, &r));
   MPG_CUDA_FLOAT_DTYPE(
       call->inputs[0].desc.dtype, T,
