@@ -1,7 +1,7 @@
 /* The blocked matrix product in C, for one computing type. Included by gemm.c with
  *   T            computing type
  *   V, LANES     vector of T and its length
- *   V_LOAD, V_STORE, V_SET, V_FMA
+ *   V_LOAD, V_STORE, V_SET, V_FMA, V_SUMS
  *                vector operations (lanes.h)
  *   FMA(a, b, c) a * b + c for scalars
  *   NAME(x)      name of x in this instance, which is spelled x_T here
@@ -11,7 +11,6 @@
 
 /* Each x_T below is NAME(x), the name of x in this instance. */
 #define COLUMNS_T NAME(COLUMNS)
-#define four_sums_T NAME(four_sums)
 #define NR_T NAME(NR)
 #define ROWS_T NAME(ROWS)
 #define block_T NAME(block)
@@ -271,57 +270,6 @@ static void gemm_thin_T(const mpg_kernel_call *call, mpg_gemm *g) {
 #undef THIN_TILES
 
 /* --- Products of few rows with a transposed matrix -------------------------------------------- */
-/* Adds the lanes of four vectors. Each sum has the order of a loop that adds the upper half of the
- * lanes to the lower half until one is left. */
-#if LANES >= 4 && !defined(__clang__)
-#if LANES == 16
-#define EACH_LANE(F)                                                                             \
-  F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), F(10), F(11), F(12), F(13), F(14), \
-      F(15)
-#elif LANES == 8
-#define EACH_LANE(F) F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7)
-#else
-#define EACH_LANE(F) F(0), F(1), F(2), F(3)
-#endif
-#define HALVES(i) ((i) < LANES / 2 ? (i) : (i) + LANES / 2)
-#define UPPER_HALVES(i) (HALVES(i) + LANES / 2)
-#define QUARTERS(i) ((i) / (LANES / 4) * (LANES / 2) + (i) % (LANES / 4))
-#define UPPER_QUARTERS(i) (QUARTERS(i) + LANES / 4)
-#define TWO_AWAY(i) ((i) ^ 2)
-#define ONE_AWAY(i) ((i) ^ 1)
-typedef T NAME(values) __attribute__((vector_size(LANES * sizeof(T))));
-typedef __typeof__(__builtin_choose_expr(sizeof(T) == 4, (int32_t)0, (int64_t)0)) NAME(place);
-typedef NAME(place) NAME(places) __attribute__((vector_size(LANES * sizeof(T))));
-#define FOLD(a, b, F)                                      \
-  (__builtin_shuffle(a, b, (NAME(places)){EACH_LANE(F)}) + \
-   __builtin_shuffle(a, b, (NAME(places)){EACH_LANE(UPPER_##F)}))
-static inline __attribute__((always_inline)) void four_sums_T(const V *v, T *sums) {
-  NAME(values)
-  a = (NAME(values))v[0], b = (NAME(values))v[1], c = (NAME(values))v[2], d = (NAME(values))v[3];
-  NAME(values) ab = FOLD(a, b, HALVES), cd = FOLD(c, d, HALVES), all = FOLD(ab, cd, QUARTERS);
-  if (LANES >= 16) all += __builtin_shuffle(all, (NAME(places)){EACH_LANE(TWO_AWAY)});
-  if (LANES >= 8) all += __builtin_shuffle(all, (NAME(places)){EACH_LANE(ONE_AWAY)});
-  for (int q = 0; q < 4; q++) sums[q] = all[q * (LANES / 4)];
-}
-#undef EACH_LANE
-#undef HALVES
-#undef UPPER_HALVES
-#undef QUARTERS
-#undef UPPER_QUARTERS
-#undef TWO_AWAY
-#undef ONE_AWAY
-#undef FOLD
-#else
-static inline void four_sums_T(const V *v, T *sums) {
-  T lanes[4][LANES];
-  for (int q = 0; q < 4; q++) V_STORE(lanes[q], v[q]);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int q = 0; q < 4; q++)
-      for (int l = 0; l < width; l++) lanes[q][l] += lanes[q][l + width];
-  for (int q = 0; q < 4; q++) sums[q] = lanes[q][0];
-}
-#endif
-
 /* Computes a tile of `rows` x `columns` elements of C = A x B^T, where A has at most NARROW rows,
  * as in a recurrent step or a layer with a small batch. B is read row by row, without packing.
  * Every element of C is summed over k in LANES partial sums, so rounding depends on k only. a_tails
@@ -354,7 +302,7 @@ static inline __attribute__((always_inline)) void narrow_tile_T(int rows, int co
     MPG_UNROLL(4)
     for (int q = 0; q < 4; q++)
       sum[r][q] = q < columns ? V_FMA(x, V_LOAD(b_tails + q * LANES), sum[r][q]) : V_SET(0);
-    four_sums_T(sum[r], sums);
+    V_SUMS(sum[r], sums);
     for (int q = 0; q < columns; q++)
       c[r * g->ldc + q] = beta == 0 ? alpha * sums[q] : alpha * sums[q] + beta * c[r * g->ldc + q];
   }
