@@ -131,8 +131,9 @@ static mpg_status few_rows(const mpg_kernel_call *call, const packed_weight *w, 
   bool nibbles = w->weight.format == MPG_WEIGHT_INT4 || w->weight.format == MPG_WEIGHT_NF4;
   bool totals = fast && (w->zeros || w->weight.format == MPG_WEIGHT_Q4_K);
   if (padded != k || !mpg_compute_direct(compute, dtype) || (fast && nibbles) || totals) {
-    size_t bytes = (size_t)(rows * padded) * wide; /* the totals are not larger */
-    char *copy = mpg_device_scratch(call->device, totals ? 2 * bytes : bytes);
+    size_t bytes = (size_t)(rows * padded) * wide,
+           total_bytes = (size_t)totals_at(w->weight.format, rows * padded) * sizeof(float);
+    char *copy = mpg_device_scratch(call->device, bytes + (totals ? total_bytes : 0));
     if (!copy) return MPG_DEVICE_OUT_OF_MEMORY;
     if (totals) t.totals = (const float *)(copy + bytes);
     for (int64_t m = 0; m < rows; m++) {

@@ -97,6 +97,12 @@ enum { NIBBLE_BLOCK = 8 * LANES, MOST_ROWS = 4, UNIT_BLOCK = 64, RUN = 4 * LANES
 static const float centered[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 static const float counted[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+/* Index of the sums of the data at element `i`: LANES sums for each block of nibbles, or for each
+ * run of 32 elements (q4_k). */
+static inline int64_t totals_at(mpg_weight_format format, int64_t i) {
+  return format == MPG_WEIGHT_Q4_K ? i / 32 * LANES : i / NIBBLE_BLOCK * LANES;
+}
+
 static inline float scale_at(mpg_dtype dtype, const void *scales, int64_t i) {
   if (dtype == MPG_FLOAT32) return ((const float *)scales)[i];
   uint16_t half = ((const uint16_t *)scales)[i];
@@ -279,7 +285,8 @@ ALWAYS_INLINE void rows_nibbles(const few *t, const float *data, const float *to
       zero = V_ADD(V_SET(8), V_MUL(zero, V_SET(-1)));
       MPG_UNROLL(4)
       for (int m = 0; m < rows; m++)
-        part[m] = V_FMA(zero, V_LOAD(totals + (m * t->padded + at) / 8), part[m]);
+        part[m] =
+            V_FMA(zero, V_LOAD(totals + totals_at(MPG_WEIGHT_INT4, m * t->padded + at)), part[m]);
     }
     MPG_UNROLL(4)
     for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
@@ -367,7 +374,7 @@ ALWAYS_INLINE void rows_q4_k(const few *t, const float *data, const float *total
       MPG_UNROLL(4)
       for (int m = 0; m < rows; m++) {
         const float *x = data + m * t->padded + at + pair * 64;
-        const float *total = totals + (m * t->padded + at + pair * 64) / 32 * LANES;
+        const float *total = totals + totals_at(MPG_WEIGHT_Q4_K, m * t->padded + at + pair * 64);
         V one = V_MUL(low[0], V_LOAD(x)), two = V_MUL(high[0], V_LOAD(x + 32));
         for (int i = 1; i < 32 / LANES; i++) {
           one = V_FMA(low[i], V_LOAD(x + i * LANES), one);
@@ -426,7 +433,7 @@ ALWAYS_INLINE void unit_rows(const few *t, int64_t unit, int first, int rows, fl
   V sums[MOST_ROWS];
   MPG_UNROLL(4)
   for (int m = 0; m < rows; m++) sums[m] = V_SET(0);
-  if (totals) totals += first * t->padded / (w->format == MPG_WEIGHT_INT4 ? 8 : 32 / LANES);
+  if (totals) totals += totals_at(w->format, first * t->padded);
   switch (w->format) {
     case MPG_WEIGHT_INT8:
       if (w->group <= RUN && w->group % LANES == 0)
@@ -501,7 +508,7 @@ static void arrange(const few *t, int64_t m, float *data, float *totals) {
           row[at + j * LANES + l] = block[8 * l + j];
           total += block[8 * l + j];
         }
-        if (totals) totals[(m * t->padded + at) / 8 + l] = total;
+        if (totals) totals[totals_at(w->format, m * t->padded + at) + l] = total;
       }
     }
   } else if (totals) {
@@ -509,7 +516,7 @@ static void arrange(const few *t, int64_t m, float *data, float *totals) {
       for (int l = 0; l < LANES; l++) {
         float total = 0;
         for (int i = l; i < 32; i += LANES) total += row[at + i];
-        totals[(m * t->padded + at) / 32 * LANES + l] = total;
+        totals[totals_at(w->format, m * t->padded + at) + l] = total;
       }
   }
 }
