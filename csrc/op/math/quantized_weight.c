@@ -132,7 +132,7 @@ void mpg_gradient_quantized_dot(mpg_gradient *g) {
         mpg_emit_sum_to(g, grad, &(mpg_shape){.ndim = 1, .dims = {w.units}});
 }
 
-/* The batch may be any axis of data except that of the features. */
+/* The batch may be any axis of data except the last one, the features. */
 mpg_status mpg_batching_quantized_dot(mpg_batching *b) {
   MPG_TRY(mpg_batching_data(b));
   return b->in[0].axis == mpg_batching_ndim(b, 0) - 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;

@@ -78,7 +78,7 @@ __device__ tile find_tile(const grouped &g, int64_t index, int height) {
   return found;
 }
 
-/* Shape of a tile: ROWS x COLUMNS results, of which a thread computes EACH_ROW x EACH_COLUMN. */
+/* A tile of ROWS x COLUMNS results. Each thread computes EACH_ROW x EACH_COLUMN of them. */
 template <int ROWS_, int COLUMNS_, int DEPTH_, int EACH_ROW_, int EACH_COLUMN_>
 struct shape_of {
   enum {
@@ -94,7 +94,7 @@ typedef shape_of<64, 64, 16, 4, 4> square;
 typedef shape_of<8, 64, 64, 2, 1> flat;
 
 /* Copies elements (i, p) of an operand, i < SIZE and p < DEPTH, to to[p][i]. `step` is the stride
- * of p; that of i is `stride`. Elements outside are 0. */
+ * of p, and `stride` is the stride of i. Elements outside are 0. */
 template <class T, int SIZE, int DEPTH>
 __device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t step, int64_t size,
                                           int64_t depth, mpg_compute_t<T> (*to)[SIZE + 1]) {

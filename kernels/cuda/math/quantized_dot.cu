@@ -3,8 +3,8 @@
  * A few rows of data (FEW_ROWS) are multiplied by one warp per pair of units. Each thread unpacks
  * EACH adjacent elements of both rows of the weight into registers and multiplies them by all rows
  * of data, so the packed weight is read once. Two units share the data, whose loads would otherwise
- * take more time than those of the weight. The bits of a row do not depend on the number of rows.
- * For more rows, the weight is unpacked in panels, in the dtype of data, and multiplied by
+ * take more time than the loads of the weight. The bits of a row do not depend on the number of
+ * rows. For more rows, the weight is unpacked in panels, in the dtype of data, and multiplied by
  * cuBLASLt. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/math/product.h"
