@@ -25,9 +25,9 @@
    0.7229568362236023f,   \
    1.0f}
 
-/* Reads the scale and the minimum of a run of 32 elements in a block of q4_k. Both have 6 bits. The
- * first four are in bytes 0 to 7; of the others, 4 bits are in bytes 8 to 11 and 2 in the upper
- * bits of bytes 0 to 7. */
+/* Reads the scale and the minimum of a run of 32 elements in a block of q4_k. Both have 6 bits.
+ * Runs 0 to 3 have them in bytes 0 to 7. Runs 4 to 7 have their lower 4 bits in bytes 8 to 11,
+ * and their upper 2 bits in the upper bits of bytes 0 to 7. */
 MPG_HOST_DEVICE void mpg_q4_k_scales(const uint8_t *bytes, int run, int *scale, int *minimum) {
   if (run < 4) {
     *scale = bytes[run] & 63;

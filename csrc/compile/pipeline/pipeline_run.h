@@ -46,7 +46,7 @@ typedef struct mpg_micro_batch {
 /* A host step of one micro-batch. The code reads the inputs and writes the outputs, whose memory is
  * valid only during the call. */
 typedef struct mpg_host_call {
-  uint32_t micro_batch, number; /* number: of the step in the trace of the micro-batch */
+  uint32_t micro_batch, number; /* number: index of the step in the micro-batch's trace */
   bool backward;                /* computes the gradients of the inputs of the step */
   bool retain;                  /* another backward follows */
   uint32_t num_inputs, num_outputs;

@@ -1,5 +1,5 @@
-/* Declarations that the kernels of mixtures of experts share. Plain functions of parameters, which
- * any thread may call. */
+/* Declarations that the kernels of mixtures of experts share. The functions are stateless, and any
+ * thread may call them. */
 #ifndef MPG_OP_LAYERS_EXPERTS_H
 #define MPG_OP_LAYERS_EXPERTS_H
 
@@ -17,7 +17,7 @@ static inline int64_t mpg_route_limit(const mpg_route_params *p, int64_t tokens,
   return p->capacity == 0 || limit > (double)rows ? rows : (int64_t)limit;
 }
 
-/* Clips an index, since `order` and `experts` may be damaged. */
+/* Clips an index to [0, count), because callers may pass any values as `order` and `experts`. */
 MPG_HOST_DEVICE int64_t mpg_clip_row(int64_t index, int64_t count) {
   return index < 0 ? 0 : index < count ? index : count - 1;
 }

@@ -33,8 +33,8 @@ static mpg_status check(mpg_infer *infer, const mpg_quantized_weight *w, int64_t
                           (long long)block, name_of(w), (long long)w->in_units);
   if (!mpg_weight_has_scales(w->format)) {
     if (group)
-      return mpg_infer_fail(infer, "group must be 0 for format '%s', whose blocks have own scales",
-                            name_of(w));
+      return mpg_infer_fail(
+          infer, "group must be 0 for format '%s', whose blocks contain their scales", name_of(w));
     if (w->scales_input >= 0)
       return mpg_infer_fail(infer, "format '%s' has its scales in packed; omit scales", name_of(w));
   } else if (w->scales_input < 0) {

@@ -165,7 +165,7 @@ static rows rows_of(const mpg_kernel_call *call, const mpg_view *sorted, const m
 
 static int64_t grain_of(const rows *r) { return 1 + GRAIN / (r->units * r->k + 1); }
 
-/* Inverts the order, which may be no permutation if a caller made it. */
+/* Inverts the order. If it is not a permutation, the places without a row are -1. */
 static mpg_status invert(const mpg_kernel_call *call, rows *r) {
   r->places = mpg_device_scratch(call->device, (size_t)(r->count + 1) * sizeof *r->places);
   if (!r->places) return MPG_DEVICE_OUT_OF_MEMORY;

@@ -317,10 +317,10 @@ bool mpg_cpu_narrow_halves(const mpg_kernel_call *call, const mpg_half_product *
     return false;
   }
   const bool bfloat16 = g.dtype == MPG_BFLOAT16;
-  /* AMX tiles sum in an order of their own, so oneDNN computes all products */
+  /* AMX tiles add in a different order, so oneDNN computes all products. */
   const mpg_pairs pairs = bfloat16 ? mpg_cpu_pairs() : MPG_NO_PAIRS;
   if (pairs == MPG_PAIRS_IN_TILES || (pairs && !g.transpose_b && g.m > MOST_ROWS / 2)) return false;
-  /* a thread multiplies at least 2^18 times */
+  /* Each thread multiplies at least 2^18 times. */
   if (g.transpose_b)
     mpg_cpu_parallel_for(call, g.batch * ((g.n + WIDTH - 1) / WIDTH),
                          1 + (1 << 18) / (g.m * g.k * WIDTH), bfloat16 ? dots_bf16 : dots_f16, &g);

@@ -101,7 +101,7 @@ static packed_weight weight_of(const mpg_kernel_call *call) {
   return w;
 }
 
-/* Number of rows of the weight that a thread unpacks at least. */
+/* Minimum number of rows of the weight that a thread unpacks. */
 static int64_t grain(const packed_weight *w) { return 1 + 16384 / w->weight.in_units; }
 
 mpg_status mpg_cpu_dequantize_weight(const mpg_kernel_call *call) {
