@@ -20,6 +20,7 @@ enum { MOST_TERMS = 1 << 16 };
 enum { BLOCK = 2 * MPG_TURNED, WIDTH = 2 * MPG_TURNED };
 /* Rows of B that are added at once, columns of a block, and sums that a thread keeps. */
 enum { STEPS = 4, COLUMNS = 64, SUMS = 4096 };
+_Static_assert(SUMS >= MOST_ROWS * COLUMNS, "a thread must keep the sums of a block");
 #if defined(__AVX512F__)
 #define ROWS 4 /* rows of A that are multiplied at once, as registers allow */
 #else

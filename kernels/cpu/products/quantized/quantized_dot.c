@@ -13,6 +13,7 @@
 #include "op/math/quantized_weight.h"
 
 enum { UNPACK = 256, FEW_ROWS = 8, CHAINS = 4, PANEL_BYTES = 1 << 20 };
+_Static_assert((int)UNPACK <= MPG_CPU_BLOCK, "a block buffer must hold the scales of a piece");
 
 static const float mpg_nf4[16] = MPG_NF4_VALUES;
 

@@ -92,6 +92,7 @@ static inline vector_u32 load_words(const void *p) {
 /* --- Scales ----------------------------------------------------------------------------------- */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 enum { NIBBLE_BLOCK = 8 * LANES, MOST_ROWS = 4, UNIT_BLOCK = 64, RUN = 4 * LANES };
+_Static_assert(UNPACK % NIBBLE_BLOCK == 0, "padded rows must consist of whole blocks");
 
 /* Values of int4 minus 8, the zero of a weight without zeros. Zeros are reduced by 8 as well. */
 static const float centered[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};

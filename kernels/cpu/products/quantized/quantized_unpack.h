@@ -135,6 +135,7 @@ static void NAME(few_rows)(void *context, int64_t begin, int64_t end) {
   const few *t = context;
   const int64_t k = t->weight.weight.in_units;
   T buffer[UNPACK] __attribute__((aligned(64)));
+  _Static_assert(UNPACK % (CHAINS * LANES) == 0, "the buffer must consist of whole vectors");
   for (int64_t unit = begin; unit < end; unit++) {
     V sums[FEW_ROWS][CHAINS];
     for (int64_t m = 0; m < t->rows; m++)
