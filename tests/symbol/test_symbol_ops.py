@@ -1,6 +1,8 @@
 """Every op as a symbol node, inferred, saved as JSON, loaded and run, equals the imperative
 function."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -147,3 +149,27 @@ def test_group_adagrad_keeps_one_history_per_row():
     assert weight.asnumpy().tolist() == [[0, 1], [2.5, 3.5]]
     with pytest.raises(mx.MXNetError, match="history"):
         mx.nd.contrib.group_adagrad_update(weight, grad, weight, lr=1)
+
+
+WITH_OPTIONAL_INPUTS = (
+    "Convolution Deconvolution FullyConnected softmax CTCLoss SequenceMask SequenceLast "
+    "SequenceReverse _contrib_attention _contrib_route _contrib_dispatch _contrib_combine "
+    "_contrib_quantized_dot _contrib_dequantize_weight _contrib_DeformableConvolution "
+    "_contrib_ModulatedDeformableConvolution"
+).split()
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONAL_INPUTS)
+@pytest.mark.parametrize("more", [-1, 1])
+def test_files_must_have_the_inputs_that_parameters_enable(name, more):
+    for sample in SAMPLES[name]:
+        expected = len(sample.arrays(sample.dtypes[0]))
+        count = expected + more
+        nodes = [{"op": "null", "name": f"in{i}", "inputs": []} for i in range(count)]
+        attrs = {key: str(value) for key, value in (sample.params or {}).items()}
+        inputs = [[i, 0, 0] for i in range(count)]
+        nodes.append({"op": name, "name": "op", "attrs": attrs, "inputs": inputs})
+        version = {"mxnet_version": ["int", 10900]}
+        file = {"nodes": nodes, "arg_nodes": [], "heads": [[count, 0, 0]], "attrs": version}
+        with pytest.raises(mx.MXNetError, match=f"needs {expected} inputs, but the file has"):
+            mx.sym.load_json(json.dumps(file))
