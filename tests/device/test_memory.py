@@ -14,7 +14,7 @@ from mpgluon.context import memory_stats, reset_peak_memory, set_memory_limit
 from mpgluon.gluon import nn
 from support.devices import held, on
 from support.networks import place
-from support.wide_networks import MLP, NETS, Branches, Chain, Started, batch, step
+from support.networks.wide import MLP, NETS, Branches, Chain, Started, batch, step
 
 
 def compiled(kind, devices, train=True):
