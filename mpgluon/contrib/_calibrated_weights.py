@@ -18,11 +18,12 @@ from .. import _core, autograd, ndarray as nd
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import nn
+from ..gluon._packing.formats import BLOCKS, NF4, QUANTIZERS
+from ..gluon._packing.weights import quantize_array
 from ..gluon._tree import runs_compiled, uncompiled, users_of
 from ..gluon.block import Block
 from ..gluon.nn.attention import heads_of, normalizes_first
 from ..gluon.nn.quantized_layers import GROUPED
-from ._weight_formats import BLOCKS, NF4, QUANTIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -480,8 +481,6 @@ def _best_scale(fold, values, x, size, options):
 
 def _rounded(weight, format, group, use_zeros):
     """Returns the values of a weight after rounding to nearest."""
-    from ._weight_only import quantize_array
-
     arrays = quantize_array(nd.array(weight, ctx=cpu(0)), format, group, use_zeros)
     units, in_units = weight.shape
     return nd.contrib.dequantize_weight(

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from .. import _core, model as _model, ndarray as nd, symbol as _symbol
 from ..context import cpu as _cpu
+from ..gluon._packing.weights import quantize_array
 from ..gluon._tree import own_parameters
 from ._calibration import HistogramCollector, MinMaxCollector
 from ._quantize_graph import calibrate, fold_batch_norms, quantize
-from ._weight_only import quantize_array, quantize_weights
+from ._weight_only import quantize_weights
 
 if TYPE_CHECKING:
     from typing import Any

@@ -249,8 +249,6 @@ def in_layer(path, name, by_layer):
 
 def imported_at_first(path):
     """Yields the package's modules that a module imports at import time."""
-    parts = os.path.relpath(path, ROOT)[: -len(".py")].split(os.sep)
-    package = parts[:-1]
 
     def visit(body):
         for node in body:
@@ -259,14 +257,38 @@ def imported_at_first(path):
             elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
                 yield from visit(node.body)
             elif isinstance(node, ast.ImportFrom):
-                base = package[: len(package) - node.level + 1] if node.level else []
-                source = [*base, *filter(None, (node.module or "").split("."))]
-                if source[0] == "mpgluon":
-                    yield from ([*source, alias.name] for alias in node.names)
+                yield node
 
+    yield from imported_by(path, visit)
+
+
+def imported_at_all(path):
+    """Yields the package's modules that a module imports, also in functions, but not for type
+    checkers."""
+
+    def visit(body):
+        for node in body:
+            if isinstance(node, ast.ImportFrom):
+                yield node
+            elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+                yield from visit(ast.iter_child_nodes(node))
+
+    yield from imported_by(path, visit)
+
+
+def imported_by(path, visit):
+    """Yields the package's modules that statements of a module import. `visit` yields the
+    statements, given the body of the module."""
+    package = os.path.relpath(path, ROOT)[: -len(".py")].split(os.sep)[:-1]
     with open(path) as f:
-        for name in visit(ast.parse(f.read()).body):
-            for known in (name, name[:-1]):
+        body = ast.parse(f.read()).body
+    for node in visit(body):
+        base = package[: len(package) - node.level + 1] if node.level else []
+        source = [*base, *filter(None, (node.module or "").split("."))]
+        if source[0] != "mpgluon":
+            continue
+        for alias in node.names:
+            for known in ([*source, alias.name], source):
                 if known[-1] == "_core":
                     break
                 if (module := source_of(known)) is not None:
@@ -307,6 +329,35 @@ def test_no_module_needs_a_legacy_module():
         for needed in imported_at_first(path)
         if needed.startswith(legacy) and not path.startswith(legacy)
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+# Parts of the package that nothing below them imports, and the parts that may import them.
+UPPER = {
+    "as_mxnet": ["port/"],
+    "contrib": ["gluon/contrib/"],
+    "interop": [],
+    "module": ["contrib/"],
+    "onnx": ["contrib/"],
+    "port": [],
+    "test_utils": [],
+    "visualization": [],
+}
+
+
+def test_lower_modules_do_not_import_upper_ones():
+    """An import in a function avoids a cycle at import time, but not the dependency."""
+    top = os.path.join(ROOT, "mpgluon", "")
+    seen, wrong = set(), []
+    for path in files("mpgluon", ending=".py"):
+        name = path.removeprefix(top)
+        for needed in imported_at_all(path):
+            part = needed.removeprefix(top).split(os.sep)[0].removesuffix(".py")
+            if part in UPPER and not name.startswith((part + "/", part + ".py")):
+                seen.add(part)
+                if not name.startswith(("__init__.py", *UPPER[part])):
+                    wrong.append(f"{name} imports {needed.removeprefix(top)}")
+    assert seen >= {"contrib", "module"}
     assert not wrong, "\n".join(wrong)
 
 

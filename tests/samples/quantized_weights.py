@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpgluon.contrib._weight_formats import NF4
+from mpgluon.gluon._packing.formats import NF4
 from samples.base import Sample
 
 BLOCKS = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "q6_k": (256, 210)}

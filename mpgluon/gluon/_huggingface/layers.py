@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...base import MXNetError
+from .._packing.weights import check_format, group_of, selected
 from .._tree import own_parameters, users_of, walk
 from ..nn import Dense, QuantizedDense
 from ..nn.quantized_layers import packed_like
@@ -74,8 +75,6 @@ def round_weights(
 ) -> None:
     """Replaces Dense layers of a network without values by QuantizedDense layers, to which `load`
     rounds float weights. See `contrib.quantization.quantize_weights` for the options."""
-    from ...contrib import _weight_only as packing
-
     who = "from_pretrained: quantize"
     if unknown:
         raise TypeError(
@@ -83,11 +82,11 @@ def round_weights(
             "and use_zeros, and rounds to nearest. For other methods load float weights, and call "
             "mx.contrib.quantization.quantize_weights"
         )
-    packing.check_format(who, format)
+    check_format(who, format)
     made: dict[int, Block] = {}
-    for parent, name, path, layer in packing.selected(who, net, layers, skip):
+    for parent, name, path, layer in selected(who, net, layers, skip):
         if id(layer) not in made:
-            own = packing.group_of(who, path, layer.weight.shape[1], format, group)
+            own = group_of(who, path, layer.weight.shape[1], format, group)
             made[id(layer)] = packed_like(layer, format=format, group=own, use_zeros=use_zeros)
         parent.replace_child(name, made[id(layer)])
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ... import ndarray as nd
 from ...context import cpu
+from .._packing.weights import quantize_array
 from .values import LazyArray, Quantized
 
 if TYPE_CHECKING:
@@ -170,8 +171,6 @@ def rounded(
     read, a few rows at a time. `fields` has the shape and dtype of the layer's parameters."""
 
     def convert() -> Any:
-        from ...contrib.quantization import quantize_array
-
         units, in_units = array.shape
         # Rows of an array with another slow axis would read the whole file again for each piece.
         step = units if array.slow_axis else max(1, _PIECE // in_units)

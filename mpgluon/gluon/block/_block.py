@@ -519,8 +519,10 @@ class Block(TreeNode):
             differs from the network's own.
         """
         if format is not None:
-            huggingface, entries = self._map_of("save_parameters", format, name_map)
-            huggingface.save(self, filename, entries, huggingface_of(self)[1], shard_bytes)
+            from .._huggingface.save import save
+
+            entries = self._map_of("save_parameters", format, name_map)
+            save(self, filename, entries, huggingface_of(self)[1], shard_bytes)
             return
         params = self._collect_params_with_prefix()
         if deduplicate:
@@ -587,8 +589,10 @@ class Block(TreeNode):
             the parameters that were initialized before have their new values.
         """
         if format is not None:
-            huggingface, entries = self._map_of("load_parameters", format, name_map)
-            huggingface.load(self, filename, entries, ctx, allow_missing, ignore_extra, cast_dtype)
+            from .._huggingface.load import load
+
+            entries = self._map_of("load_parameters", format, name_map)
+            load(self, filename, entries, ctx, allow_missing, ignore_extra, cast_dtype)
             return
         loaded = nd.load(filename)
         source = f"file '{filename}'"
@@ -624,21 +628,21 @@ class Block(TreeNode):
         )
 
     def _map_of(self, who, format, name_map):
-        """Returns the module for the format 'huggingface', and the network's map."""
-        from ...contrib import huggingface
+        """Returns the map of names for the format 'huggingface', by default the network's own."""
+        from .._huggingface.entries import Entry
 
         if format != "huggingface":
             raise ValueError(f"{who}: format must be None or 'huggingface', not {format!r}")
         if name_map is None:
-            return huggingface, huggingface_of(self)[0]
+            return huggingface_of(self)[0]
         if not isinstance(name_map, (list, tuple)) or not all(
-            isinstance(entry, huggingface.Entry) for entry in name_map
+            isinstance(entry, Entry) for entry in name_map
         ):
             raise TypeError(
                 f"{who}: with format='huggingface', name_map must be a list of entries such as "
                 "mx.contrib.huggingface.Rename"
             )
-        return huggingface, name_map
+        return name_map
 
     def save_params(self, filename: str | os.PathLike[str]) -> None:
         """Deprecated: writes the parameters by their full names without the block's prefix. Use

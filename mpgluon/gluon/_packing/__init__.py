@@ -1,0 +1,1 @@
+"""Weights in few bits. The public names are in `mx.contrib.quantization`."""
