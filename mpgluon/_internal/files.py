@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from .._core import MXNetIOError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from typing import BinaryIO
 
 # Protection against decompression bombs: a file may unpack to at most EXPANDS times its packed size
@@ -59,6 +60,28 @@ def _descriptor(path, flags):
         os.close(descriptor)
         raise
     return descriptor
+
+
+class Readable:
+    """A file that is opened for each read, or once for all reads in a scope."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: str = os.fspath(path)
+        self._shared: BinaryIO | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Returns a scope in which all reads share one open file."""
+        with open_regular(self.path) as file:
+            self._shared = file
+            try:
+                yield
+            finally:
+                self._shared = None
+
+    def _file(self) -> AbstractContextManager[BinaryIO]:
+        """Returns a scope with the open file, whose position is undefined."""
+        return open_regular(self.path) if self._shared is None else nullcontext(self._shared)
 
 
 @contextmanager

@@ -10,18 +10,16 @@ import json
 import math
 import os
 import zlib
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._core import NotSupportedError
-from .._internal.files import open_regular, replacing
+from .._internal.files import Readable, open_regular, replacing
 from ..base import MXNetError, itemsize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
+    pass
 
 _NAMES = {
     "float64": "F64",
@@ -122,7 +120,7 @@ def _integer(text):
     return int(text)
 
 
-class File:
+class File(Readable):
     """A file of the format, for reading.
 
     Raises MXNetError, which names the file, if it is damaged. Arrays are read instead of
@@ -130,8 +128,7 @@ class File:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self._open: BinaryIO | None = None
+        super().__init__(path)
         try:
             with open_regular(path) as file:
                 self.size = os.fstat(file.fileno()).st_size
@@ -193,19 +190,6 @@ class File:
         if end - begin != math.prod(shape) * itemsize(dtype):
             raise ValueError("an array's size does not match its shape")
         return dtype, shape, begin, end
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Returns a scope in which reads of arrays share one open file."""
-        with open_regular(self.path) as file:
-            self._open = file
-            try:
-                yield
-            finally:
-                self._open = None
-
-    def _file(self):
-        return open_regular(self.path) if self._open is None else nullcontext(self._open)
 
     def checksums(self, progress: Any = None) -> dict[str, int]:
         """Reads the file sequentially and returns the CRC-32 of each array's stored bytes."""

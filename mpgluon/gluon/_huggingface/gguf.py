@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 import os
 import struct
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._internal.files import open_regular
+from ..._internal.files import Readable, open_regular
 from ...base import MXNetError
 from .quantized import QuantizedArray
 from .values import LazyArray, Quantized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from typing import BinaryIO
 
     from .values import Ranges
@@ -112,7 +111,7 @@ class _Tensor(NamedTuple):
         return math.prod(self.shape[:-1]) * self.row_bytes
 
 
-class GGUF:
+class GGUF(Readable):
     """A file in the GGUF format, for reading. Only metadata and the table of tensors are read at
     first.
 
@@ -142,8 +141,7 @@ class GGUF:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path: str = os.fspath(path)
-        self._open: BinaryIO | None = None
+        super().__init__(path)
         self.metadata: dict[str, Any]
         try:
             with open_regular(self.path) as file:
@@ -190,16 +188,6 @@ class GGUF:
             raise ValueError(f"rows {rows} of '{name}', whose shape is {array.shape}")
         return array.read([(begin, end), *((0, size) for size in array.shape[1:])])
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Returns a scope in which the file remains open."""
-        with open_regular(self.path) as file:
-            self._open = file
-            try:
-                yield
-            finally:
-                self._open = None
-
     def damaged(self, why: str) -> MXNetError:
         """Returns the error for a damaged file."""
         return MXNetError(f"GGUF file '{self.path}' is damaged: {why}")
@@ -207,8 +195,7 @@ class GGUF:
     def read_bytes(self, name: str, begin: int, end: int) -> np.ndarray:
         """Reads the bytes [begin, end) of a tensor."""
         found = np.empty(end - begin, np.uint8)
-        shared = open_regular(self.path) if self._open is None else nullcontext(self._open)
-        with shared as file:
+        with self._file() as file:
             file.seek(self._tensors[name].begin + begin)
             if found.size and file.readinto(found) != found.nbytes:
                 raise self.damaged(f"it ends within '{name}'")
