@@ -2,7 +2,9 @@
 
 Every loss has the parameters ``weight``, a factor, and ``batch_axis``, the axis that is not
 averaged over. Calls accept ``sample_weight``, which is broadcast to the elementwise loss: shape
-``(batch, 1)`` weights the samples.
+``(batch, 1)`` weights the samples. SoftmaxCrossEntropyLoss keeps the axis of the classes, with size
+1: for scores ``(batch, time, classes)``, weights have shape ``(batch, time, 1)`` or ``(batch, 1,
+1)``. Weights that extend the elementwise loss are accepted as in MXNet, with a warning.
 """
 
 from __future__ import annotations
@@ -10,11 +12,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from .. import _core, ndarray as nd
-from .._internal import domain, ranks
+from .. import ndarray as nd
+from .._internal import domain
 from .._internal.hints import LOSSES as _LOSSES, of_module as _of_module
+from ._loss_checks import check_labels, check_weights
 from .block import HybridBlock
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ __all__ = [
 
 def _apply_weighting(F, loss, weight=None, sample_weight=None):
     if sample_weight is not None:
-        loss = F.broadcast_mul(loss, sample_weight)
+        weighted = F.broadcast_mul(loss, sample_weight)
+        check_weights(loss, sample_weight, weighted)
+        loss = weighted
     if weight is not None:
         if not isinstance(weight, (int, float)):
             raise AssertionError(f"weight must be a number, not {type(weight).__name__}")
@@ -190,25 +193,6 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
 SigmoidBCELoss = SigmoidBinaryCrossEntropyLoss
 
 
-def _has_values(array):
-    """True if the array is not traced, and this rank has its values."""
-    return not array._traced and array.context.rank in (None, ranks.own())
-
-
-def _check_labels(who, label, classes, ignored=None):
-    """In synchronous mode, checks that labels are classes or `ignored`."""
-    if _core.engine_mode() == "sync" and label.size and _has_values(label):
-        labels = label.asnumpy()
-        wrong = ~((labels > -1) & (labels < classes))  # NaN is also wrong
-        wrong = np.argwhere(wrong if ignored is None else wrong & (labels != ignored))
-        if len(wrong):
-            place = tuple(wrong[0].tolist())
-            raise ValueError(
-                f"{who}: there are {classes} classes, 0 to {classes - 1}, "
-                f"but label{list(place)} is {labels[place]:g}"
-            )
-
-
 class SoftmaxCrossEntropyLoss(Loss):
     """Cross entropy of labels and the softmax of `pred`, averaged over each sample.
 
@@ -262,7 +246,7 @@ class SoftmaxCrossEntropyLoss(Loss):
                 "SoftmaxCrossEntropyLoss: labels have the same shape as the predictions, "
                 f"{label.shape}; for one-hot labels or probabilities use sparse_label=False"
             )
-        _check_labels("SoftmaxCrossEntropyLoss", label, pred.shape[self._axis])
+        check_labels("SoftmaxCrossEntropyLoss", label, pred.shape[self._axis])
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         if self._sparse_label and isinstance(pred, nd.NDArray):
@@ -315,7 +299,7 @@ class LinearCrossEntropyLoss(Loss):
 
     Shapes: hidden states ``(batch, ..., units)`` and labels ``(batch, ...)`` -> ``(batch,)``. For
     float16 and bfloat16, the loss is float32. ``F.contrib.linear_cross_entropy`` returns the loss
-    of each position.
+    of each position. A sample weight has shape ``(batch, ...)`` or broadcasts to it.
 
     Labels that are out of range are treated as by SoftmaxCrossEntropyLoss.
 
@@ -326,7 +310,8 @@ class LinearCrossEntropyLoss(Loss):
     Raises
     ------
     ValueError
-        If `head` is another layer or has an activation.
+        If `head` is another layer or has an activation, or if a sample weight does not broadcast
+        to the labels.
 
     Examples
     --------
@@ -394,13 +379,17 @@ class LinearCrossEntropyLoss(Loss):
                 for array in arrays
             ]
             classes, ignored = self.head_weight.shape[0], self._options["ignore_index"]
-            _check_labels(type(self).__name__, label, classes, ignored)
+            check_labels(type(self).__name__, label, classes, ignored)
         arrays = [hidden, arrays[0], label, *arrays[1:]]
         loss = F.contrib.linear_cross_entropy(*arrays, **self._options)
         ignored = label == self._options["ignore_index"]
         kept = F.where(ignored, F.zeros_like(loss), F.ones_like(loss))
         count = F.sum(kept, axis=self._batch_axis, exclude=True)
-        loss = _apply_weighting(F, loss, self._weight, sample_weight)
+        if sample_weight is not None:
+            weighted = F.broadcast_mul(loss, sample_weight)
+            check_weights(loss, sample_weight, weighted, type(self).__name__)
+            loss = weighted
+        loss = _apply_weighting(F, loss, self._weight)
         return F.sum(loss, axis=self._batch_axis, exclude=True) / F.maximum(count, 1)
 
 

@@ -108,6 +108,40 @@ def test_loss_applies_weight_and_batch_axis():
         losses.L1Loss(weight="much")(*arrays)
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize(
+    "loss, shapes, hint",
+    [
+        (losses.L2Loss(), [(4, 1), (4, 1), (4,)], r"to \(4, 4\).* here to \(4, 1\) itself"),
+        (losses.L2Loss(), [(4, 3, 2), (4, 3, 2), (4, 1, 1, 1)], r"here to \(4, 1, 1\)"),
+        (losses.SoftmaxCELoss(), [(4, 4, 5), (4, 4), (4, 4)], r"to \(4, 4, 4\)"),
+        (losses.SoftmaxCELoss(), [(1, 3, 5), (1, 3), (1, 3)], r"here to \(1, 3, 1\) itself"),
+        (losses.CosineEmbeddingLoss(), [(4, 5), (4, 5), (4,), (4,)], r"broadcasts to \(4, 1\)"),
+        (losses.CTCLoss(), [(4, 5, 6), (4, 2), None, None, (4, 1)], r"broadcasts to \(4,\)"),
+    ],
+)
+def test_weights_that_extend_the_loss_warn(loss, shapes, hint, hybrid):
+    loss.hybridize(hybrid)
+    arrays = [shape and mx.nd.ones(shape) for shape in shapes]
+    with pytest.warns(UserWarning, match=hint):
+        loss(*arrays)
+
+
+@pytest.mark.parametrize(
+    "loss, shapes",
+    [
+        (losses.SoftmaxCELoss(), [(4, 4, 5), (4, 4), (4, 4, 1)]),
+        (losses.SoftmaxCELoss(), [(4, 4, 5), (4, 4), (4, 1, 1)]),
+        (losses.SoftmaxCELoss(), [(4, 4, 5), (4, 4), (1,)]),
+        (losses.L1Loss(), [(4, 5), (4, 5), (5,)]),
+        (losses.CTCLoss(), [(4, 5, 6), (4, 2), None, None, (4,)]),
+    ],
+)
+def test_weights_that_fit_the_loss_do_not_warn(loss, shapes, recwarn):
+    loss(*[shape and mx.nd.ones(shape) for shape in shapes])
+    assert not recwarn
+
+
 def test_sigmoid_bce_loss_applies_pos_weight():
     factor = np.array([[1, 2, 3, 4, 5]], dtype="float32")
     expected = -(factor * HALF * np.log(sigmoid(PRED)) + (1 - HALF) * np.log(1 - sigmoid(PRED)))

@@ -270,6 +270,23 @@ def test_loss_averages_over_positions_that_are_not_ignored():
     np.testing.assert_allclose(flat.asnumpy(), 2 * np.log(4) * np.array([1, 0, 1]), rtol=1e-6)
 
 
+def test_loss_weights_positions():
+    loss = gluon.loss.LinearCrossEntropyLoss(nn.Dense(7, in_units=3, flatten=False))
+    loss.initialize(mx.init.Normal(1))
+    hidden = nd.random.normal(shape=(2, 2, 3))
+    labels, weights = nd.array([[1, 4], [0, 6]]), nd.array([[1, 0.5], [0, 2]])
+    apart = nd.stack(*[loss(hidden[:, i : i + 1], labels[:, i : i + 1]) for i in (0, 1)], axis=1)
+    for given, each in [(weights, weights), (weights[:, :1], weights[:, :1])]:
+        np.testing.assert_allclose(
+            loss(hidden, labels, given).asnumpy(),
+            (apart * each).mean(axis=1).asnumpy(),
+            rtol=1e-5,
+        )
+    for shape in [(2, 2, 1), (1, 2, 2)]:
+        with pytest.raises(ValueError, match=r"LinearCross.*: sample_weight .* to \(2, 2\)"):
+            loss(hidden, labels, nd.ones(shape))
+
+
 def test_loss_infers_a_deferred_weight():
     head = nn.Dense(5, flatten=False)
     head.initialize()
