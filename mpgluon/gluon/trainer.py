@@ -386,6 +386,12 @@ class Trainer(OptionsChecked):
                 plan.changes = now
                 return plan
         made = Plan(state.params, state.optimizer, *mode)
+        if state.params and all(param.grad_req == "null" for param in state.params):
+            warnings.warn(
+                "Trainer: all parameters have grad_req='null', so a step updates nothing; for "
+                "those to train, set param.grad_req = 'write'",
+                stacklevel=4,
+            )
         state.check_sums(made)
         with autograd.pause():
             casts = state.casts(plan.dtypes, made.dtypes) if plan is not None else []

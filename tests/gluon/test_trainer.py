@@ -1,5 +1,7 @@
 """A single Trainer for parameters on any devices."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,25 @@ def values(net):
         name: param.data(param.list_ctx()[0]).asnumpy()
         for name, param in net.collect_params().items()
     }
+
+
+def test_step_without_trained_parameters_warns_once():
+    net = make()
+    net.collect_params().setattr("grad_req", "null")
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    before = values(net)
+    with pytest.warns(UserWarning, match="all parameters have grad_req='null'") as caught:
+        for _ in range(3):
+            trainer.step(1)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    same_bits(values(net), before)
+    net.second.bias.grad_req = "write"
+    (x,) = batches(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(net, trainer, [x])
+    assert (values(net)["net_dense1_bias"] != before["net_dense1_bias"]).any()
 
 
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
