@@ -84,6 +84,23 @@ def test_messages_are_formatted_by_the_chat_template(folder):
         text.tokenizer(folder).chat(messages)
 
 
+def test_prompts_may_be_several_chats(folder):
+    own, net = text.tokenizer(folder), decoder()
+    chats = [
+        [{"role": "user", "content": "hello"}],
+        [{"role": "user", "content": "a"}, {"role": "system", "content": "b c"}],
+    ]
+    one_by_one = [text.generate(net, chat, max_new=6, tokenizer=own) for chat in chats]
+    assert text.generate(net, chats, max_new=6, tokenizer=own) == one_by_one
+    plain = text.generate(net, TEXTS[0], max_new=6, tokenizer=own)
+    mixed = text.generate(net, [chats[1], TEXTS[0]], max_new=6, tokenizer=own)
+    assert mixed == [one_by_one[1], plain]
+    with pytest.raises(ValueError, match="strings or chats; pass tokenizer"):
+        text.generate(net, chats)
+    with pytest.raises(TypeError, match="prompt 1 must be a string or a chat like the others"):
+        text.generate(net, [chats[0], [1, 2]], tokenizer=own)
+
+
 def test_templates_have_the_functions_of_transformers(folder):
     source = "{{ messages | tojson(ensure_ascii=true) }}{{ strftime_now('%Y') | length }}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))

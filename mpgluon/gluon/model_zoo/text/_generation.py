@@ -62,9 +62,10 @@ def generate(
     ----------
     net : Decoder
         The network.
-    tokens : list of list of int, array (requests, time), str, list of str, or list of dict
+    tokens : list of list of int, array (requests, time), str, chat, or list of str or of chats
         The prompts, which may have different lengths. Tokens must be less than `net.vocab`. Strings
-        need a `tokenizer`. Dicts are the messages of a chat (see `Tokenizer.chat`).
+        and chats need a `tokenizer`. A chat is a list of messages, which are dicts (see
+        `Tokenizer.chat`).
     max_new : int, default 32
         Largest number of new tokens of each request.
     temperature : float, default 0
@@ -88,8 +89,8 @@ def generate(
         are drawn. A request's tokens depend on its seed and prompt, not on the other requests.
     stream : callable or True, optional
         Called with (index of the request, token) for each new token, in order, a few steps after
-        it was queued, or with (index, part of the text) if the prompts are strings. With True, the
-        result is a generator of these pairs, which may be closed early.
+        it was queued, or with (index, part of the text) if the prompts are strings or chats. With
+        True, the result is a generator of these pairs, which may be closed early.
     num_beams : int, default 1
         Number of beams of a beam search, which takes the most probable sequence that it finds.
     length_penalty : float, default 1
@@ -117,7 +118,7 @@ def generate(
     Returns
     -------
     list of list of int, or str, or list of str
-        The new tokens of each request, or its text if the prompts are strings. With
+        The new tokens of each request, or its text if the prompts are strings or chats. With
         `return_scores`, also the list of scores. With ``stream=True``, a generator.
 
     Raises
@@ -176,7 +177,7 @@ def generate(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
-    finish = _Finish(is_text, isinstance(tokens, str) or _is_chat(tokens), decode)
+    finish = _Finish(is_text, _is_text(tokens), decode)
     if num_beams > 1:
         _check_beams(options, stops, stream, draft, groups, early_stopping)
         scores = [0.0] * len(prompts)
@@ -273,22 +274,20 @@ def _is_chat(tokens):
     return isinstance(tokens, (list, tuple)) and bool(tokens) and isinstance(tokens[0], dict)
 
 
+def _is_text(prompt):
+    return isinstance(prompt, str) or _is_chat(prompt)
+
+
 def _prompts(tokens, tokenizer, vocab):
     """Returns the tokens of the prompts, and whether they were given as text."""
-    texts = [tokens] if isinstance(tokens, str) or _is_chat(tokens) else tokens
-    is_text = isinstance(texts, (list, tuple)) and any(isinstance(one, str) for one in texts)
-    is_text = is_text or _is_chat(tokens)
+    texts = [tokens] if _is_text(tokens) else tokens
+    is_text = isinstance(texts, (list, tuple)) and any(map(_is_text, texts))
     if is_text:
         if tokenizer is None:
             raise MXNetValueError(
-                "generate: prompts are strings; pass tokenizer=text.tokenizer(folder)"
+                "generate: prompts are strings or chats; pass tokenizer=text.tokenizer(folder)"
             )
-        if _is_chat(tokens):
-            if not isinstance(tokenizer, Tokenizer):
-                raise MXNetTypeError("generate: a chat needs the tokenizer of text.tokenizer")
-            tokens = [tokenizer.encode(tokenizer.chat(list(tokens)), special=False)]
-        else:
-            tokens = [encoded(tokenizer, one) for one in texts]
+        tokens = [_encoded(i, one, tokenizer) for i, one in enumerate(texts)]
     if isinstance(tokens, nd.NDArray):
         tokens = tokens.asnumpy()
     if not hasattr(tokens, "__iter__"):
@@ -300,6 +299,19 @@ def _prompts(tokens, tokenizer, vocab):
     if not prompts:
         raise MXNetValueError("generate: no prompt was given; pass a list of lists of tokens")
     return prompts, is_text
+
+
+def _encoded(i, prompt, tokenizer):
+    """Returns the tokens of prompt `i`, a string or a chat."""
+    if isinstance(prompt, str):
+        return encoded(tokenizer, prompt)
+    if not _is_chat(prompt):
+        raise MXNetTypeError(
+            f"generate: prompt {i} must be a string or a chat like the others, got {prompt!r:.40}"
+        )
+    if not isinstance(tokenizer, Tokenizer):
+        raise MXNetTypeError("generate: a chat needs the tokenizer of text.tokenizer")
+    return tokenizer.encode(tokenizer.chat(list(prompt)), special=False)
 
 
 def _checked(i, tokens, vocab):
