@@ -508,6 +508,34 @@ def test_files_are_read_back(options, tmp_path):
     assert option == net.layers[0].query._adapters.options["default"]
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_base_weights_in_files_replace_those_of_the_network(tmp_path, tied):
+    """PEFT writes them for embeddings with adapters."""
+    net, ids = model(tied), batch()[0]
+    lora.apply(net, {"embed": 2, "head": 2})
+    fill(net)
+    for layer in (net.embed, net.head):
+        layer.weight.set_data(nd.random.normal(shape=layer.weight.shape))
+    lora.save(net, tmp_path)
+    path = str(tmp_path / "adapter_model.safetensors")
+    arrays, root = nd.load(path), "base_model.model."
+    assert f"{root}embed.lora_embedding_A" in arrays
+    for name, layer in (("embed", net.embed), ("head", net.head)):
+        arrays[f"{root}{name}.base_layer.weight"] = layer.weight.data()
+    nd.save(path, arrays)
+    other = model(tied)
+    assert lora.load(other, tmp_path) == ["embed", "head"]
+    same_bits(other(ids).asnumpy(), net(ids).asnumpy())
+    assert other.embed.weight.grad_req == "null"
+    arrays[f"{root}embed.base_layer.weight"] = nd.zeros((12, 8))
+    nd.save(path, arrays)
+    third = model(tied)
+    want = values(third)
+    with pytest.raises(ValueError, match=r"weight of 'embed' has shape \(12, 8\) in the file"):
+        lora.load(third, tmp_path)
+    same_bits(values(third), want)
+
+
 def test_files_that_do_not_fit_change_nothing(tmp_path):
     net, other = model(), model()
     lora.apply(net, {"head": 2})

@@ -12,7 +12,7 @@ from ..._core import dtype_name
 from ..._internal.files import replacing
 from ...base import MXNetError
 from ...context import cpu
-from ...gluon._tree import adapters_of
+from ...gluon._tree import adapters_of, own_parameters
 from ...gluon.parameter._parameter_dict import translated
 from ...gluon.utils import brief
 from ._adapters import Options, dtype_of, is_embedding, parts_of, shape_of, weight_of
@@ -191,7 +191,8 @@ def load(
     """Adds an adapter that PEFT or `save` has written, and makes it active. All other parameters
     are frozen, as by `apply`.
 
-    The file determines the layers, ranks, scales and options.
+    The file determines the layers, ranks, scales and options. If it has the weights of layers with
+    adapters, as PEFT writes for embeddings, they replace the weights of the network.
 
     Parameters
     ----------
@@ -238,7 +239,7 @@ def load(
     _check(config, path)
     weights = os.path.join(folder, _WEIGHTS)
     arrays = nd.load(weights)
-    work, values, supported = {}, {}, {}
+    work, values, supported, bases = {}, {}, {}, {}
     for where, layer in layers(net):
         module = _module(name_map, where)
         if module is None:
@@ -253,6 +254,16 @@ def load(
         if names["B"] not in arrays:
             raise ValueError(f"lora.load: '{weights}' has '{names['A']}', but lacks its lora_B")
         values[where] = {letter: arrays.pop(n) for letter, n in names.items() if n in arrays}
+        # PEFT also writes the weights of embeddings with adapters, which may have new rows.
+        base = f"{_ROOT}{module}.base_layer.weight"
+        weight = own_parameters(layer).get("weight")
+        if base in arrays and weight is not None:
+            if arrays[base].shape != weight.shape:
+                raise ValueError(
+                    f"lora.load: the weight of '{where}' has shape {arrays[base].shape} in the "
+                    f"file, but {weight.shape} in the network; create the network with as many rows"
+                )
+            bases[weight] = arrays.pop(base)
         rank = values[where]["A"].shape[0]
         alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
         work[where] = rank, alpha, "magnitude" in values[where]
@@ -299,6 +310,8 @@ def load(
             ),
         )
     attach(net, planned, name, "load")
+    for weight, value in bases.items():
+        weight.set_data(value.astype(weight.dtype))
     for where, (layer, _) in planned.items():
         for key, param in parts_of(layer, name).items():
             letter = key.split("lora_")[1].partition("_")[0]
