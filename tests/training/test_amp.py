@@ -39,6 +39,8 @@ def test_amp_casts_ops_by_kind(low):
         (lambda a: a + a, [half], low),
         (lambda a, b: a + b, [x, half], "float32"),
         (lambda a, b: nd.concat(a, b, dim=1), [half, x], "float32"),
+        (nd.contrib.gated, [half, x], "float32"),
+        (nd.contrib.gated, [half, half], low),
         (nd.softmax, [half], "float32"),
         (lambda a: a**2, [half], "float32"),
         (lambda a: a.sum(), [half], "float32"),
@@ -67,6 +69,19 @@ def test_batch_norm_statistics_stay_float32(low):
         out = layer(nd.random.normal(3, 1, (8, 3), dtype=low))
     assert name_of(out) == low and name_of(layer.running_mean.data()) == "float32"
     assert layer.running_mean.data().asnumpy().all()
+
+
+@pytest.mark.parametrize("state", ["float32", "float64", "low"])
+def test_cached_attention_computes_in_the_dtype_of_its_caches(low, state):
+    """Casts of a cache would lose the new keys and values."""
+    state = low if state == "low" else state
+    caches = [nd.zeros((1, 3, 2, 4), dtype=state) for _ in range(2)]
+    query = nd.ones((1, 1, 2, 4), dtype=low)
+    lengths = nd.array([1], dtype="int32")
+    out = nd.contrib.cached_attention(query, 2 * query, nd.ones((1, 1, 2, 4)), *caches, lengths)
+    assert name_of(out) == name_of(caches[0]) == state
+    for cache, value in zip(caches, (2, 1)):
+        assert cache.astype("float32").asnumpy()[0, :, 1, 3].tolist() == [0, value, 0]
 
 
 def network(seed=1, split=None, **options):

@@ -120,6 +120,7 @@ mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_d
   mpg_dtype widest = MPG_DTYPE_NONE;
   for (int i = 0; i < num_inputs; i++) {
     if (!mpg_dtype_is_float(inputs[i])) continue;
+    if (kind == MPG_PRECISION_WIDEST && mpg_op_input_mutable(op, i)) return inputs[i];
     if (inputs[i] == MPG_FLOAT64) return MPG_DTYPE_NONE; /* the user wants float64 */
     widest = widest == MPG_DTYPE_NONE || widest == inputs[i] ? inputs[i] : MPG_FLOAT32;
   }

@@ -15,7 +15,7 @@ typedef enum mpg_precision {
   MPG_PRECISION_LOW,     /* the low-precision dtype that the user chose */
   MPG_PRECISION_HALF,    /* float16 if that is the low-precision dtype, otherwise float32 */
   MPG_PRECISION_FULL,    /* float32 */
-  MPG_PRECISION_WIDEST,  /* the widest dtype of the inputs */
+  MPG_PRECISION_WIDEST,  /* the dtype of a state, which is not cast, or the widest of the inputs */
   MPG_PRECISION_LOSS,    /* float32; the gradient is multiplied by the loss scale */
   MPG_PRECISION_KINDS
 } mpg_precision;
