@@ -103,6 +103,13 @@ FOUND = {
         "precision": "amp bfloat16",
         "gradient": "autograd.grad",
     },
+    "rounding that BatchNorm of two rows amplifies": {
+        "way": "loop along time",
+        "placement": "mesh with split layers",
+        "layer": "BatchNorm",
+        "precision": "float64",
+        "rows": "2 in 2",
+    },
 }
 
 

@@ -31,6 +31,8 @@ from support.devices import on
 
 STEPS_OF_TRAINING = 3
 SEED = 23  # random seed of training
+# Distance of 1 from the next larger number
+SPACING = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
 PLACES = {
     "two devices": (0, 0, 1, 1),
     "three devices": (0, 1, 1, 2),
@@ -68,10 +70,11 @@ def common_folder():
 
 class Run:
     """One execution of a program with the options in its row. A `plain` run uses one device, no
-    pipeline and no events that leave results unchanged, and is hybridized if `compiled` is True."""
+    pipeline and no events that leave results unchanged, and is hybridized if `compiled` is True.
+    If `disturbed` is a seed, it decides by which rounding error each input is larger or smaller."""
 
-    def __init__(self, row, plain, compiled):
-        self.row, self.plain, self.compiled = row, plain, compiled
+    def __init__(self, row, plain, compiled, disturbed=None):
+        self.row, self.plain, self.compiled, self.disturbed = row, plain, compiled, disturbed
         self.found = {}
         self.pipelined = row["way"] in PIPELINED
         self.timewise = row["way"].endswith("time")
@@ -232,6 +235,9 @@ class Run:
         if self.timewise or self.axis:
             shape.insert(1 - self.axis, 2)
         values = np.random.RandomState(seed).uniform(-1, 1, shape)
+        if self.disturbed is not None:
+            signs = np.random.RandomState([self.disturbed, seed]).choice([-1, 1], shape)
+            values *= 1 + signs * SPACING[self.dtype]
         return nd.array(values, ctx=self.home(), dtype=self.dtype)
 
     def home(self):
