@@ -16,6 +16,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.contrib import amp, lora
+from mpgluon.contrib.quantization import quantize_weights
 from programs.features.blocks import WIDTH, numbers
 from programs.features.compare import close, flat, values
 from programs.features.table import BY_CODE, REPLICAS
@@ -43,8 +44,18 @@ IN_BOTH = (
     "new layer",
     "replaced layers",
     "lora",
+    "two adapters",
+    "merged adapters",
+    "quantize",
     "amp",
 )
+# The layers of some networks that get adapters, besides the first and the last
+ADAPTED = {
+    "Dense": "layer",
+    "QuantizedDense": "layer",
+    "MultiHeadAttention": r"layer\.attention\.(query|value)",
+    "decoder": r"layer\.layer\.mlp\.up",
+}
 
 
 def reset(run):
@@ -281,12 +292,47 @@ def replaced_layers(run):
     run.net.last = Wrapped(run.net.last)
 
 
-@event("lora")
-def adapters(run):
-    """Trains adapters of two layers from now on, and nothing else."""
-    lora.apply(run.net, {"first|last": 2}, alpha=1)
-    for param in lora.parameters(run.net).values():
+def adapt(run, **options):
+    """Adds adapters to layers, and fills them with numbers that depend on their names."""
+    targets = "|".join(["first", "last", *filter(None, [ADAPTED.get(run.row["layer"])])])
+    lora.apply(run.net, {targets: 2}, alpha=1, **options)
+    for param in lora.parameters(run.net, options.get("name")).values():
         name = getattr(param, "global_name", param.name)  # parts of one matrix get one value
         value = numbers(len(name), getattr(param, "global_shape", param.shape))
         param.set_data(nd.array(value, dtype=param.dtype))
+
+
+def new_trainer(run):
     run.trainer, run.train = run.make_trainer(run.net), None
+
+
+@event("lora")
+def adapters(run):
+    """Trains adapters of some layers from now on, and nothing else."""
+    adapt(run)
+    new_trainer(run)
+
+
+@event("two adapters")
+def two_adapters(run):
+    """Trains the sum of two adapters, one of which has another norm for each row."""
+    adapt(run, name="plain", rslora=True)
+    adapt(run, name="directed", dora=True)
+    lora.enable(run.net, "plain", "directed")
+    new_trainer(run)
+
+
+@event("merged adapters")
+def merged_adapters(run):
+    adapt(run)
+    lora.merge(run.net, keep=False, dequantize=True)
+    new_trainer(run)
+
+
+@event("quantize")
+def quantize(run):
+    """Packs the weight of the last layer, unless it has diverged: NaN has no scale."""
+    params = run.net.last.collect_params().values()
+    if all(np.isfinite(a).all() for a in values([p.list_data()[0] for p in params])):
+        quantize_weights(run.net, "int4", layers="last", use_zeros=True)
+        new_trainer(run)

@@ -138,7 +138,9 @@ class Run:
             self.create_parameters(net, init, ctx=on(0))
         else:
             self.create_parameters(net, init, ctx=on(0))
-            if placement == "placed by pattern":
+            if placement == "list of devices":
+                net.place([on(0), on(1)], verbose=False)
+            elif placement == "placed by pattern":
                 net.place(
                     {"first|body": places[0], "layer": places[2], "last": places[3]}, verbose=False
                 )
@@ -596,22 +598,25 @@ class Run:
     # --- Running a program ------------------------------------------------------------------------
 
     def predict(self, net=None, number=50, by_parts=None):
-        """Returns the outputs of the network in prediction mode. If `by_parts` is True, a network
-        along time runs on the chunks of a pipeline one by one. This is the default for plain runs,
+        """Returns the outputs of the network in prediction mode. If `by_parts` is True, the network
+        runs on the parts of a pipeline one by one. This is the default for plain runs along time or
+        with packed weights, whose bits depend on the number of rows (docs/quantized-weights.md),
         unless the row trains with a `TrainStep`."""
+        packed = self.row["layer"] == "QuantizedDense" or self.row["event"] == "quantize"
         if by_parts is None:
-            by_parts = self.plain and self.row["way"] not in STEPS
+            by_parts = (self.timewise or packed) and self.plain and self.row["way"] not in STEPS
         inputs, label = self.inputs(number)
         net = net or self.net
-        if not self.timewise:
-            return flat(net(*inputs))
+        state = [self.state()] if self.timewise else []
         if not by_parts:
-            return flat(net(*inputs, self.state()))
-        state, found = self.state(), []
+            return flat(net(*inputs, *state))
+        found = []
         for begin, end in self.parts(label.shape[self.axis]):
-            out, state = net(*self.cut(inputs, begin, end), state)
+            out = net(*self.cut(inputs, begin, end), *state)
+            if self.timewise:
+                out, *state = out
             found.append(flat(out))
-        return [*[nd.concat(*piece, dim=self.axis) for piece in zip(*found)], state]
+        return [*[nd.concat(*piece, dim=self.axis) for piece in zip(*found)], *state]
 
     def run(self):
         row = self.row

@@ -72,6 +72,7 @@ FACTORS = {
     "placement": {
         **plain("one device", "two devices", "three devices", "four devices", "back and forth"),
         **plain("placed before", "placed after", "placed by pattern", "group2ctx", "ranks"),
+        **plain("list of devices"),
         "mesh of stages": {"Mesh": {"axes": {"stage": 2}, "devices": 2}},
         "mesh of named stages": {"Mesh": {"axes": {"stage": 2}, "devices": 2}, "how": "stages"},
         "mesh of replicas": {"Mesh": {"axes": {"data": 2}, "devices": 2}},
@@ -145,7 +146,8 @@ FACTORS = {
         **plain("resumed", "export", "pickle"),
         **plain("deepcopy", "new shapes", "exception", "interrupt", "memory limit"),
         **plain("hybridize", "predict", "freeze", "set_learning_rate", "set_data", "captured"),
-        **plain("longer list", "new layer", "replaced layers", "lora", "amp"),
+        **plain("longer list", "new layer", "replaced layers", "amp"),
+        **plain("lora", "two adapters", "merged adapters", "quantize"),
     },
     "rows": plain("8 in 4", "7 in 3", "3 in 4", "2 in 2"),
     "pipeline": {
@@ -176,6 +178,7 @@ STEPS = [way for way in PIPELINED if "TrainStep" in FACTORS["way"][way]]
 LOOPS = [way for way in PIPELINED if way not in STEPS]
 ALONG_TIME = [way for way in PIPELINED if way.endswith("time")]
 DRAWING = ("Dropout", "heads", "MultiHeadAttention", "noise")
+REBUILT = ("lora", "two adapters", "merged adapters", "quantize")  # events with a new trainer
 HOSTED = ("Custom", "Custom with a layer", "Function")
 WRITES = ("write to a new array", "in-place sums")  # not possible in a compiled block
 MESHES = [name for name, value in FACTORS["placement"].items() if "Mesh" in value]
@@ -224,9 +227,10 @@ MEANINGLESS = rules(
     ({"way": STEPS}, {"calls": ["2"]}),
     ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
     ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
-    # A schedule table covers the stages of one replica, and other layers may change them.
+    # A schedule table covers the stages of one replica. Other layers may change them, and with
+    # `recompute`, other gradients as well.
     ({"way": ["step table"]}, {"placement": REPLICAS}),
-    ({"way": ["step table"]}, {"event": ["new layer", "replaced layers", "lora"]}),
+    ({"way": ["step table"]}, {"event": ["new layer", "replaced layers", "freeze", *REBUILT]}),
     # The program writes gradients itself or twice, and accumulation would add them.
     ({"gradient": ["autograd.grad", "twice"]}, {"accumulate": ["2"]}),
 )
@@ -238,6 +242,8 @@ DIFFERENT = rules(
     ({"placement": REPLICAS}, {"gradient": ["second order"]}),
     ({"placement": REPLICAS}, {"clipping": ["utils"]}),
     ({"placement": REPLICAS}, {"layer": [*DRAWING, "BatchNorm"]}),
+    # Loading a float weight rounds it again (docs/huggingface.md).
+    ({"layer": ["QuantizedDense"]}, {"event": ["huggingface"]}),
     # Each chunk draws different random numbers.
     ({"way": ALONG_TIME}, {"layer": DRAWING}),
 )
@@ -256,6 +262,15 @@ REFUSED = [
         "has not been initialized yet",
         {"placement": "placed before"},
     ),
+    (
+        ({"parameters": ["deferred"]}, {"placement": ["list of devices"]}),
+        "pass the input sizes of all layers",
+        {},
+    ),
+    (({"placement": SPLIT}, {"event": ["two adapters"]}), "dora=True needs nn.Dense", {}),
+    (({"placement": SPLIT}, {"event": ["quantize"]}), "does not match the whole path or name", {}),
+    (({"parameters": ["tied"]}, {"event": ["merged adapters"]}), "share the weight of 'first'", {}),
+    (({"parameters": ["tied"]}, {"event": ["quantize"]}), "no layer was replaced", {}),
     (({"placement": SPLIT}, {"event": ["reset_ctx"]}), "is split over devices", {}),
     (({"placement": SPLIT}, {"event": ["place"]}), "split over devices", {}),
     (
