@@ -28,6 +28,7 @@ PROSE = {
     "what, who": r"\b(what|whoever|who|nobody|somebody)\b",
     "bodies in motion": r"\b(lies|lie|stands|goes|meets|comes along|brings)\b",
     "place and time": r"\b(behind|beside|in front of|anew)\b",
+    "that of, of which": r"\b(that|those) of\b|\bof which\b",
     "is told, is said": r"\b(is|are|was|were) (told|said)\b|\bsays? of\b",
     "so many": r"\bso (many|much) (?!that|as)|\bas (many|much) as\b",
     "absence": r"\bthere (is|are) (none|not)\b|\bno such\b|\bis no(?! longer)\b",

@@ -16,7 +16,7 @@ def spent(function):
 
 
 def token_seconds(generate, count):
-    """Returns the seconds per token of `generate(count)`, without those of the prompt."""
+    """Returns the seconds per new token of `generate(count)`, without the time for the prompt."""
     generate(count)
     (cpu, wall), (all_cpu, all_wall) = [spent(lambda: generate(n)) for n in (1, 1 + count)]
     return {"cpu": (all_cpu - cpu) / count, "wall": (all_wall - wall) / count}

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     Inputs = list[tuple[Any, ...]]
 
-_MOST_PASSES = 16  # of the network over the data, for GPTQ
-_MOST_BYTES = 1 << 30  # of the Gram matrices that one pass collects
-_COLUMNS = 128  # that GPTQ rounds before it updates the others
-_DAMPING = 0.01  # of the mean diagonal of the Gram matrix
+_MOST_PASSES = 16  # limit of GPTQ's passes of the network over the data
+_MOST_BYTES = 1 << 30  # limit of the Gram matrices that one pass collects
+_COLUMNS = 128  # columns that GPTQ rounds before it updates the later ones
+_DAMPING = 0.01  # relative to the mean diagonal of the Gram matrix
 _SAMPLES = 256  # rows of inputs by which AWQ measures errors
 _EXPONENTS = np.arange(20) / 20
 _RATIOS = 1 - np.arange(1, 11) / 20  # at which AWQ clips groups

@@ -35,8 +35,8 @@ def check_labels(who: str, label: NDArray, classes: int, ignored: int | None = N
 
 def check_weights(loss: Any, sample_weight: Any, weighted: Any, who: str | None = None) -> None:
     """Checks that sample weights did not extend the elementwise loss. Its mean would then combine
-    each weight with the losses of other positions. Warns, as the result is MXNet's, or raises
-    ValueError if `who` is given."""
+    each weight with the losses of other positions. Warns, because MXNet accepts these weights, or
+    raises ValueError for a loss that MXNet lacks, whose name is given."""
     if not isinstance(weighted, nd.NDArray) or weighted.shape == loss.shape:
         return
     text = (

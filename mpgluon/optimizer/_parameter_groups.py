@@ -62,7 +62,7 @@ class Member(Optimizer):
     """Mixin of the optimizers of groups. `member_class` combines it with an optimizer's class."""
 
     _whole: Optimizer
-    # The group's learning rate divided by that of the whole (`base_rate`), also while both are 0.
+    # The group's learning rate divided by the whole's `base_rate`, also while both are 0.
     rate_factor: float = 1.0
     draws = False
 

@@ -105,7 +105,8 @@ def test_half_precision_gradients_lose_no_digits(name, dtype, unit):
 
 DTYPES = ["bfloat16", "float16"]
 ERROR = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-# Sizes around those of vectors and blocks. All are larger than those of tiny products.
+# Sizes around the sizes of vectors and blocks. Products of all sizes are too large for the kernels
+# of tiny products.
 SIZES = [(300, 31), (129, 64), (64, 257), (1023, 65), (67, 1000), (1, 9000), (9000, 1), (4, 2049)]
 
 
@@ -118,7 +119,7 @@ def wide(array):
 
 
 def check(found, expected, dtype, size):
-    """Allows one rounding of the result, and those of float32 sums."""
+    """Allows one rounding of the result, and the roundings of float32 sums."""
     scale = np.sqrt(size) * 2.0**-20
     np.testing.assert_allclose(wide(found), expected, rtol=ERROR[dtype], atol=scale)
 

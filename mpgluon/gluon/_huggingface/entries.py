@@ -205,7 +205,7 @@ class Transpose(_Change):
     def load(self, arrays: Arrays) -> Arrays:
         return self._each(
             arrays,
-            # Weights in few bits are stored as (units, in_units), even those of Conv1D.
+            # Weights in few bits are stored as (units, in_units), even for Conv1D.
             lambda name, array: (
                 array if array.quantized() else self._changed(name, array, self._axes)
             ),

@@ -92,10 +92,10 @@ def round_weights(
 
 
 def fitted(net: Block, arrays: Arrays, source: str) -> Arrays:
-    """Returns the arrays with those of the parameters of QuantizedDense layers instead of their
-    weights. Float weights are rounded to the format of the layer while they are read.
+    """Returns the arrays by parameter. QuantizedDense layers get the arrays of their format instead
+    of the weight. Float weights are rounded while they are read.
 
-    Raises MXNetError if a weight is stored in another form than that of the layer.
+    Raises MXNetError if a weight is stored in a different form than the layer has.
     """
     found, last = dict(arrays), LastTensor()
     for _, _, path, layer in walk(net):

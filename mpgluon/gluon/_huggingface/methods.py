@@ -32,7 +32,7 @@ _LARGEST_OFFSET = 1e30  # of bitsandbytes
 
 
 def unpacked(arrays: Mapping[str, LazyArray], config: Mapping[str, Any], source: str) -> Arrays:
-    """Returns the arrays of a file after joining those of each weight in few bits.
+    """Returns the arrays of a file. The arrays of each weight in few bits are joined into one.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def unpacked(arrays: Mapping[str, LazyArray], config: Mapping[str, Any], source:
 
 
 class _Reader:
-    """The arrays of a file, from which those of quantized weights are taken."""
+    """Takes the arrays of quantized weights out of the arrays of a file."""
 
     def __init__(
         self, arrays: Mapping[str, LazyArray], config: Mapping[str, Any], source: str

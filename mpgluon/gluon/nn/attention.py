@@ -43,7 +43,7 @@ _ROTARY = {
     "attention_factor": None,
 }
 _STYLES, _SCALINGS = ("half", "pairs"), ("none", "linear", "llama3", "yarn", "longrope")
-_BLOCK = 384  # keys by multiples of which rows of a cache may move
+_BLOCK = 384  # rows of a cache may move by multiples of this number of keys
 _NORM = {"epsilon": 1e-6, "offset": 0.0}
 
 

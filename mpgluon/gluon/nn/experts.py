@@ -30,8 +30,8 @@ class MoE(Layer):
     """A mixture of gated feed-forward networks: a router chooses `k` experts for each token.
 
     A token is a row of the last axis of the input. Tokens are sorted by expert, and each expert
-    multiplies its own rows only, so the cost is that of `k` experts per token. No token is dropped
-    unless there is a `capacity`.
+    multiplies its own rows only, so the cost grows with `k`, not with the number of experts. No
+    token is dropped unless there is a `capacity`.
 
     The products of the experts give a token the same bits whichever other tokens are in the batch.
     The scores of the router and the shared experts are products of dense layers, which on CPUs can
@@ -178,7 +178,7 @@ class MoE(Layer):
         return y if self.shared is None else y + self.shared(x)
 
     def _with_losses(self, F: Any, scores: Any, counts: Any, weights: Any, chosen: Any) -> Any:
-        """Returns the weights, whose gradient now includes that of the losses."""
+        """Returns the weights, and adds the gradient of the losses to their gradient."""
         if dtype_name(scores.dtype) in ("float16", "bfloat16"):
             scores = F.cast(scores, "float32")
         inner = tuple(range(1, len(scores.shape) - 1))  # the axes of a sample's tokens

@@ -37,8 +37,8 @@ class Cache:
 
     @classmethod
     def create(cls, net: Decoder, batch: int, length: int, chunk: int) -> Cache:
-        """Returns an empty cache for sequences of up to `length` tokens, of which up to `chunk` are
-        added at once. The length is rounded up, so that few programs are compiled."""
+        """Returns an empty cache for sequences of up to `length` tokens. A call may add up to
+        `chunk` tokens. The length is rounded up, so that few programs are compiled."""
         rounded = UNIT
         while rounded < length:
             rounded *= 2

@@ -231,7 +231,7 @@ def _qwen3_moe(config: Config) -> Options:
     step, dense = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise config.error("mlp_only_layers", "must be a list of integers")
-    # The number of experts has two names, of which the second one is that of older files.
+    # The number of experts has two names; older files use the second one.
     default = config.size("num_experts", 128)
     return {
         **options,
@@ -353,7 +353,7 @@ def _qwen3_moe_names(options: Options) -> list[Entry]:
 
 
 def _expert_names(options: Options, block: str, files: Mapping[str, str]) -> list[Entry]:
-    """Returns the map of a network of which each expert has its own weights in files."""
+    """Returns the map of a network for files that store the weights of each expert separately."""
     block = _LAYER + block
     return [
         *_llama_names(options)[:2],

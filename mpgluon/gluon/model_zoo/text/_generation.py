@@ -103,8 +103,8 @@ def generate(
         Whether a beam search also returns the scores of the sequences.
     draft : Decoder or int, optional
         A smaller network with the same vocabulary that proposes `draft_tokens` tokens, which `net`
-        checks in one step. The tokens are those of `net` without a draft. An integer is the number
-        of tokens to copy from an earlier place with the same last tokens.
+        checks in one step. The result is the same as without a draft. An integer is the number of
+        tokens to copy from an earlier place with the same last tokens.
     draft_tokens : int, default 3
         Number of tokens that the network `draft` proposes, up to 7.
     groups : int, optional
@@ -387,7 +387,7 @@ def _run(net, requests, seeds, options, draft, draft_tokens, groups):
             begin += size
 
     def steps():
-        # The modes of autograd are those of the caller while the generator is suspended.
+        # While the generator is suspended, the caller's modes of autograd apply.
         with autograd.pause(train_mode=False):
             start()
         while lanes:

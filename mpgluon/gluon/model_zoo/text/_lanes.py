@@ -133,8 +133,8 @@ class Lane:
 class DraftLane:
     """Requests that advance by the tokens of a draft that the network would have drawn as well.
 
-    The draws depend on the seed, the position and the scores alone, so the tokens are those of a
-    `Lane`. `draft` is a network, or None to look up the last tokens among the earlier ones.
+    The draws depend on the seed, the position and the scores alone, so a `Lane` would draw the same
+    tokens. `draft` is a network, or None to look up the last tokens among the earlier ones.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ class Request:
                 rest = self.decode(self.tokens[:tokens])
                 characters = len(os.path.commonprefix((self.text, rest)))
             return characters - begun
-        # The text of all tokens is decoded only if that of the last ones is not certain.
+        # The text of all tokens is decoded only if the text of the last ones is not certain.
         if self.stops.strings and (begun or self._read < tokens):
             while tokens and len(self.decode(self.tokens[:tokens])) > characters - begun:
                 tokens -= 1

@@ -101,8 +101,7 @@ class Step(_Draws):
 class Verify(_Draws):
     """Draws the token after each of several tokens. The first one is known, the others are a draft.
 
-    The draws at a position are those of `Step`, so the tokens of a draft that are equal to them are
-    correct.
+    At each position, it draws the same token as `Step`, so equal tokens of a draft are correct.
     """
 
     def hybrid_forward(

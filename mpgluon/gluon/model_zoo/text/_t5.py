@@ -84,7 +84,7 @@ def _bucket_ends(buckets, most):
 
 class RelativeAttention(HybridBlock):
     """Attention to the own sequence with a bias of the scores, which is trained. The children are
-    those of `MultiHeadAttention`, without biases.
+    the same as in `MultiHeadAttention`, without biases.
 
     Parameters
     ----------
