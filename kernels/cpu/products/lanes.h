@@ -18,6 +18,7 @@
 #undef V_SUMS
 
 #if !defined(LANES_OF_DOUBLE)
+#define V_SUMS(v, to) sums_f32(v, to)
 #if defined(__AVX512F__)
 #define V __m512
 #define LANES 16
@@ -36,7 +37,6 @@ static inline __attribute__((unused)) void sums_f32(const __m512 *v, float *to) 
   __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(first, c)));
 }
-#define V_SUMS(v, to) sums_f32(v, to)
 #elif defined(__AVX__) && defined(__FMA__)
 #define V __m256
 #define LANES 8
@@ -53,7 +53,6 @@ static inline __attribute__((unused)) void sums_f32(const __m256 *v, float *to) 
   c = _mm256_add_ps(_mm256_shuffle_ps(c, c, 0x88), _mm256_shuffle_ps(c, c, 0xdd));
   _mm_storeu_ps(to, _mm_unpacklo_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1)));
 }
-#define V_SUMS(v, to) sums_f32(v, to)
 #else
 typedef float vector_f32 __attribute__((vector_size(16)));
 static inline __attribute__((unused)) vector_f32 load_f32(const float *p) {
@@ -65,7 +64,6 @@ static inline void store_f32(float *p, vector_f32 v) { memcpy(p, &v, sizeof v); 
 static inline __attribute__((unused)) void sums_f32(const vector_f32 *v, float *to) {
   for (int i = 0; i < 4; i++) to[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
 }
-#define V_SUMS(v, to) sums_f32(v, to)
 #define V vector_f32
 #define LANES 4
 #define V_LOAD(p) load_f32(p)
@@ -74,6 +72,7 @@ static inline __attribute__((unused)) void sums_f32(const vector_f32 *v, float *
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 #else
+#define V_SUMS(v, to) sums_f64(v, to)
 #if defined(__AVX512F__)
 #define V __m512d
 #define LANES 8
@@ -91,7 +90,6 @@ static inline __attribute__((unused)) void sums_f64(const __m512d *v, double *to
   __m512i first = _mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0);
   _mm256_storeu_pd(to, _mm512_castpd512_pd256(_mm512_permutexvar_pd(first, c)));
 }
-#define V_SUMS(v, to) sums_f64(v, to)
 #elif defined(__AVX__) && defined(__FMA__)
 #define V __m256d
 #define LANES 4
@@ -109,7 +107,6 @@ static inline __attribute__((unused)) void sums_f64(const __m256d *v, double *to
   _mm_storeu_pd(to, _mm_unpacklo_pd(low, high));
   _mm_storeu_pd(to + 2, _mm_unpackhi_pd(low, high));
 }
-#define V_SUMS(v, to) sums_f64(v, to)
 #else
 typedef double vector_f64 __attribute__((vector_size(16)));
 static inline vector_f64 load_f64(const double *p) {
@@ -121,7 +118,6 @@ static inline void store_f64(double *p, vector_f64 v) { memcpy(p, &v, sizeof v);
 static inline __attribute__((unused)) void sums_f64(const vector_f64 *v, double *to) {
   for (int i = 0; i < 4; i++) to[i] = v[i][0] + v[i][1];
 }
-#define V_SUMS(v, to) sums_f64(v, to)
 #define V vector_f64
 #define LANES 2
 #define V_LOAD(p) load_f64(p)
