@@ -1,6 +1,7 @@
 """Layers of transformers against NumPy, and networks over devices, splits, dtypes and files."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
+from mpgluon.gluon.model_zoo.text._layers import ACTIVATIONS
 from ranks import launching
 from support.processes import finished
 
@@ -181,6 +183,15 @@ def network(name, place=None, prefix="net_"):
 
 def tokens(value=TOKENS):
     return nd.array(value, dtype="int32")
+
+
+def test_networks_are_pickled_with_each_activation():
+    for activation in ACTIVATIONS:
+        mlp = {"gated": False, "activation": activation}
+        net = text.Decoder(**{**SIZES, "layers": 1}, **mlp)
+        net.initialize()
+        wanted, found = net(tokens()), pickle.loads(pickle.dumps(net))(tokens())
+        assert np.array_equal(wanted.asnumpy(), found.asnumpy())
 
 
 @pytest.mark.parametrize("way", ["eager", "hybrid", "recompute", "1f1b", "zero_bubble"])

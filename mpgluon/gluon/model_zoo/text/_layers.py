@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from ...block import HybridBlock
 from ...nn import Dense, Dropout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Never
 
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
 
 _HALVES = ("float16", "bfloat16")
 
-ACTIVATIONS = {
-    "silu": lambda F, x: F.silu(x),
-    "gelu": lambda F, x: F.gelu(x),
-    "gelu_tanh": lambda F, x: F.gelu(x, approximate="tanh"),
-    "gelu_quick": lambda F, x: x * F.sigmoid(1.702 * x),
-    "relu": lambda F, x: F.relu(x),
-    "tanh": lambda F, x: F.tanh(x),
+
+def _op(name: str, F: Any, x: Array, **options: Any) -> Array:
+    return getattr(F, name)(x, **options)
+
+
+def _gelu_quick(F: Any, x: Array) -> Array:
+    return x * F.sigmoid(1.702 * x)
+
+
+# Functions of (F, x) that can be pickled with a network
+ACTIVATIONS: dict[str, Callable[[Any, Array], Array]] = {
+    **{name: partial(_op, name) for name in ("silu", "gelu", "relu", "tanh")},
+    "gelu_tanh": partial(_op, "gelu", approximate="tanh"),
+    "gelu_quick": _gelu_quick,
 }
 
 
