@@ -3,19 +3,26 @@
     python tests/programs/random_generation.py [--count 1000] [--seed 7]
 
 Every way to generate must give the same tokens: alone or in a batch, placed on devices, in groups,
-with drafts, with windows that move, and as a stream. Greedy tokens must have the largest scores
-that the network computes for the whole sequence without a cache. Networks with split heads are
-checked by scores alone, because their sums have another order.
+with drafts, with windows that move, as a stream, by a copy, and in several threads. Greedy tokens
+must have the largest scores that the network computes for the whole sequence without a cache, and
+sequences of a beam search the scores of the network. The network may have packed weights and
+adapters. Networks with split heads are checked by scores alone, because their sums have another
+order, and so are batches of packed weights, whose bits depend on the number of rows.
 """
 
+import copy
 import os
+import pickle
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
+from mpgluon.contrib import lora
+from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon.model_zoo import text
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
@@ -89,11 +96,17 @@ class Case:
         self.count = r.randint(1, 7)
         self.threads = r.choice([0, 1, 2])
         self.splits = kv_heads > 1 and r.random() < 0.5
+        self.format = r.choice([None, None, None, "int8", "int4", "nf4"])
+        self.adapters = r.choice([(), (), ("one",), ("one", "two")])
+        self.rslora, self.dora, self.merged = (r.random() < 0.5 for _ in range(3))
+        self.beams = r.choice([2, 3, 5])
+        # Other bits of packed weights may choose other experts.
+        self.unstable = self.format and "experts" in self.network
 
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in vars(self).items())})"
 
-    def make(self, layers=None):
+    def plain(self, layers=None):
         mx.random.seed(self.seed)
         options = dict(self.network)
         options["window"] = options["window"][: layers or self.layers]
@@ -104,15 +117,46 @@ class Case:
         net.cast(self.dtype)
         return net
 
+    def make(self, layers=None, place=None):
+        """Returns a network, placed by `place`, with packed weights and adapters."""
+        net = self.plain(layers)
+        if place is not None:
+            place(net)
+        if self.format:
+            attention = r"layers\.\d+\.attention\..*"
+            quantize_weights(net, self.format, skip=attention if self.splits else ())
+        for name in self.adapters:
+            self.adapt(net, name)
+        if self.adapters:
+            lora.enable(net, *self.adapters)
+            if self.merged:
+                lora.merge(net, keep=False, dequantize=True)
+        return net
+
+    def adapt(self, net, name):
+        targets = r"layers\.\d+\.attention\.(query|value|proj)|layers\.\d+\.mlp\.down"
+        if not (self.merged and self.network["tied"]):
+            targets += "|head"
+        dora = self.dora and not self.splits
+        lora.apply(net, {targets: 2}, name=name, alpha=1, rslora=self.rslora, dora=dora)
+        for param in lora.parameters(net, name).values():
+            whole = getattr(param, "global_name", param.name)  # parts of one matrix get one value
+            seed = sum(map(ord, whole))
+            shape = getattr(param, "global_shape", param.shape)
+            value = np.random.RandomState(seed).uniform(-0.3, 0.3, shape)
+            param.set_data(nd.array(value, dtype=param.dtype))
+
     def placed(self):
         places = {rf"layers\.{i}": on(d) for i, d in enumerate(self.devices)}
         first, last = on(self.devices[0]), on(self.devices[-1])
         places.update({"embed": first, "norm": last, "head": last})
         if "positions" in self.network:
             places["positions"] = first
-        net = self.make()
-        net.place(places, verbose=False)
-        return net
+        return self.make(place=lambda net: net.place(places, verbose=False))
+
+    @staticmethod
+    def divided(net):
+        mx.parallel.shard(net, {r"layers\.\d+\.attention": "heads"}, [on(0), on(1)])
 
     def check(self):
         mx.context.set_threads(self.threads)
@@ -124,54 +168,90 @@ class Case:
     def _check(self):
         net = self.make()
         expected = text.generate(net, self.prompts, **self.options)
-        for prompt, new in zip(self.prompts, expected):
-            self.check_scores(net, prompt, new)
+        self.check_all(net, expected)
         for name, found in self.ways(net):
             assert found == expected, f"{name}: {found}, not {expected}"
+        for name, found in self.other_ways(net):
+            if self.format:
+                self.check_all(net, found)
+            else:
+                assert found == expected, f"{name}: {found}, not {expected}"
+        self.check_beams(net)
         if self.splits:
-            split = self.make()
-            mx.parallel.shard(split, {r"layers\.\d+\.attention": "heads"}, [on(0), on(1)])
-            for prompt, new in zip(
-                self.prompts, text.generate(split, self.prompts, **self.options)
-            ):
-                self.check_scores(net, prompt, new)
+            split = self.make(place=self.divided)
+            self.check_all(net, text.generate(split, self.prompts, **self.options))
+
+    def check_all(self, net, found):
+        for prompt, new in zip(self.prompts, found):
+            self.check_scores(net, prompt, new)
 
     def ways(self, net):
-        """Yields (name, tokens) for each way to generate."""
+        """Yields (name, tokens) for each way to generate with the same numbers of rows."""
+        streamed = [[] for _ in self.prompts]
+        for request, token in text.generate(net, self.prompts, stream=True, **self.options):
+            streamed[request].append(token)
+        yield "stream", streamed
+        copied = copy.deepcopy(net) if self.count % 2 else pickle.loads(pickle.dumps(net))
+        yield "copy", text.generate(copied, self.prompts, **self.options)
+        with ThreadPoolExecutor(2) as threads:
+            calls = [
+                threads.submit(text.generate, net, self.prompts, **self.options) for _ in range(2)
+            ]
+            for call in calls:
+                yield "threads", call.result()
+        yield "placed", text.generate(self.placed(), self.prompts, groups=1, **self.options)
+
+    def other_ways(self, net):
+        """Yields (name, tokens) for each way with other numbers of rows."""
         seeds = self.options["seed"]
         alone = [
             text.generate(net, [prompt], **{**self.options, "seed": seed})[0]
             for prompt, seed in zip(self.prompts, seeds)
         ]
         yield "alone", alone
-        yield (
-            "placed",
-            text.generate(self.placed(), self.prompts, groups=self.groups, **self.options),
-        )
+        placed, options = self.placed(), self.options
+        yield "groups", text.generate(placed, self.prompts, groups=self.groups, **options)
+        options = {**options, "draft_tokens": self.count}
         draft = self.make(1) if self.draft == "network" else self.draft
-        yield (
-            "draft",
-            text.generate(
-                self.placed(), self.prompts, draft=draft, draft_tokens=self.count, **self.options
-            ),
-        )
-        streamed = [[] for _ in self.prompts]
-        for request, token in text.generate(net, self.prompts, stream=True, **self.options):
-            streamed[request].append(token)
-        yield "stream", streamed
+        yield "draft", text.generate(placed, self.prompts, draft=draft, **options)
+
+    def check_beams(self, net):
+        """Compares the scores of a beam search with those of the whole sequences."""
+        stop = [token for token in self.options.get("stop", []) if isinstance(token, int)]
+        options = {"max_new": self.most, "num_beams": self.beams, "stop": stop}
+        found, scores = text.generate(net, self.prompts, return_scores=True, **options)
+        placed = text.generate(self.placed(), self.prompts, **options)
+        assert found == placed, f"placed beams: {placed}, not {found}"
+        for prompt, new, score in zip(self.prompts, found, () if self.unstable else scores):
+            if len(new) < self.most:
+                new = [*new, *stop]
+            rows = self.scores(net, prompt, new)
+            rows = rows - rows.max(1, keepdims=True)
+            limit = TOLERANCE[self.dtype] * max(1, np.abs(rows).max())
+            rows -= np.log(np.exp(rows).sum(1, keepdims=True))
+            wanted = sum(row[token] for row, token in zip(rows, new)) / len(new)
+            assert abs(score - wanted) <= limit, f"beams: score {score}, not {wanted}"
+
+    def scores(self, net, prompt, new):
+        """Returns the scores of each new token, computed for the whole sequence."""
+        tokens = nd.array([[*prompt, *new[:-1]]], dtype="int32", ctx=on(0))
+        return net(tokens)[0].astype("float32").asnumpy()[len(prompt) - 1 :]
 
     def check_scores(self, net, prompt, new):
         """Compares greedy tokens with the scores of the whole sequence."""
         assert len(new) <= self.most and all(0 <= token < self.vocab for token in new)
-        if self.options.get("temperature") or not new:
+        if self.options.get("temperature") or not new or self.unstable:
             return
-        tokens = nd.array([[*prompt, *new[:-1]]], dtype="int32", ctx=on(0))
-        scores = net(tokens)[0].astype("float32").asnumpy()[len(prompt) - 1 :]
         penalty = self.options.get("repetition_penalty", 1)
-        for i, (row, token) in enumerate(zip(scores, new)):
+        rows, errors = self.scores(net, prompt, new), [0] * len(new)
+        if self.format and self.dtype != "float32":  # other rounding errors, perhaps amplified
+            exact = copy.deepcopy(net)
+            exact.cast("float32")
+            errors = np.abs(rows - self.scores(exact, prompt, new)).max(1)
+        for i, (row, error, token) in enumerate(zip(rows, errors, new)):
             there = list({*prompt, *new[:i]})
             row[there] = np.where(row[there] > 0, row[there] / penalty, row[there] * penalty)
-            limit = TOLERANCE[self.dtype] * max(1, np.abs(row).max())
+            limit = TOLERANCE[self.dtype] * max(1, np.abs(row).max()) + 2 * error
             assert row[token] >= row.max() - limit, (i, token, row[token], row.max())
 
 
