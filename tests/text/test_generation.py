@@ -111,6 +111,48 @@ def test_steps_are_compiled_once_and_freed_with_the_network():
     assert ended() is None
 
 
+def test_networks_are_freed_without_the_garbage_collector():
+    """Otherwise the weights would take device memory until the collector runs by chance."""
+
+    def used():
+        nd.waitall()
+        return mx.context.memory_stats(on(0))["in_use"]
+
+    def generated():
+        net, draft = decoder(), decoder()
+        text.generate(net, PROMPTS, max_new=4, temperature=1, repetition_penalty=1.1)
+        text.generate(net, PROMPTS, max_new=4, draft=draft)
+        text.generate(net, PROMPTS, max_new=4, num_beams=2)
+        list(text.generate(net, PROMPTS, max_new=4, stream=True))
+        next(text.generate(net, PROMPTS, max_new=4, stream=True))
+        params = [*net.collect_params().values(), *draft.collect_params().values()]
+        return [weakref.ref(param) for param in params]
+
+    generated()
+    gc.collect()
+    gc.disable()
+    try:
+        before = used()
+        params = generated()
+        assert params and all(param() is None for param in params)
+        assert used() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_stream_keeps_its_networks(with_draft):
+    def started():
+        net, draft = decoder(), decoder("gpt2") if with_draft else None
+        running = text.generate(net, PROMPTS, max_new=6, draft=draft, stream=True)
+        return [next(running)], running
+
+    net, draft = decoder(), decoder("gpt2") if with_draft else None
+    expected = list(text.generate(net, PROMPTS, max_new=6, draft=draft, stream=True))
+    first, running = started()
+    assert first + list(running) == expected
+
+
 def test_invalid_arguments_raise():
     net = decoder("gpt2")
     for arguments, options, message in (

@@ -64,7 +64,9 @@ class Signature:
         )
         self.captured = ()  # `captured.Captured`
         self.conditions = ()  # `places.Fixed` and `places.Container`
-        self.others = None  # descendants and unregistered blocks that `places.find` reached
+        # Weak references to the descendants and unregistered blocks that `places.find` reached,
+        # which may own this block.
+        self.others = None
         # `snapshot` of the block and `others`, and the value of `structure_changes.count` at that
         # time
         self.structure_seen, self.changes_seen = None, None
@@ -181,8 +183,8 @@ class Signature:
         seen = structure_changes.count
         found = find(self.block, [*arrays, *[captured.array for captured in self.captured]])
         if self.others is None:
-            self.others = found.blocks
-            self.structure_seen = snapshot([self.block, *self.others])
+            self.others = [weakref.ref(block) for block in found.blocks]
+            self.structure_seen = snapshot([self.block, *found.blocks])
             self.changes_seen = seen
         self.captured = (
             *self.captured,
@@ -196,7 +198,8 @@ class Signature:
         their places hold now. If it returns False, the block must be traced again."""
         seen = structure_changes.count
         if self.changes_seen != seen and self.others is not None:
-            if self.structure_seen != snapshot([self.block, *self.others]):
+            others = [reference() for reference in self.others]
+            if None in others or self.structure_seen != snapshot([self.block, *others]):
                 return False
             self.changes_seen = seen
         return all([condition.holds() for condition in self.conditions]) and are_current(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...block import HybridBlock
@@ -17,12 +18,23 @@ __all__ = ["BeamStep", "Prompt", "Step", "Verify", "programs_of"]
 
 
 class _Around(HybridBlock):
-    """A compiled block that calls a network, which keeps its own settings of `hybridize`."""
+    """A compiled block that calls a network, which keeps its own settings of `hybridize`.
+
+    The network owns its programs. Their reference to the network is weak, because a reference cycle
+    would delay the release of its memory until the garbage collector runs.
+    """
 
     def __init__(self, net: Decoder, prefix: str) -> None:
         super().__init__(prefix=prefix)
-        object.__setattr__(self, "net", net)  # no child, so `hybridize` does not reach it
+        self._net_reference = weakref.ref(net)
         self.hybridize()
+
+    @property
+    def net(self) -> Decoder:
+        """The network, which the caller of a program must keep alive."""
+        net = self._net_reference()
+        assert net is not None
+        return net
 
 
 class Prompt(_Around):
