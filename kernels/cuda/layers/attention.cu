@@ -8,6 +8,7 @@
  * of a tile. If a head is wider than a tile, several blocks divide the result's columns. */
 #include "kernels/common/vector_math.h"
 #include "kernels/cuda/layers/attention.h"
+#include "kernels/cuda/scalar.h"
 
 namespace {
 
@@ -26,8 +27,6 @@ struct tiling<double> {
 
 MPG_HOST_DEVICE float exponential(float x) { return mpg_expf(x); }
 MPG_HOST_DEVICE double exponential(double x) { return exp(x); }
-MPG_HOST_DEVICE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
-MPG_HOST_DEVICE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
 
 /* A thread's position in tiles (tx, ty), its block's batch element and heads, and shared memory. */
 template <class C>
@@ -124,7 +123,7 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
 #pragma unroll
       for (int r = 0; r < t::EACH; r++)
 #pragma unroll
-        for (int k = 0; k < t::EACH; k++) s[r][k] = sum_of(x[r], y[k], s[r][k]);
+        for (int k = 0; k < t::EACH; k++) s[r][k] = mpg_fma_of(x[r], y[k], s[r][k]);
     }
   }
 }
@@ -140,7 +139,7 @@ __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const
 #pragma unroll
     for (int r = 0; r < t::EACH; r++)
 #pragma unroll
-      for (int k = 0; k < t::EACH; k++) sums[r][k] = sum_of(x[r], y[k], sums[r][k]);
+      for (int k = 0; k < t::EACH; k++) sums[r][k] = mpg_fma_of(x[r], y[k], sums[r][k]);
   }
 }
 
@@ -284,7 +283,7 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
           *output = mpg_at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
   C sum = 0;
   for (int64_t e = threadIdx.x & 31; e < p.value_width; e += 32)
-    sum = sum_of(mpg_to<C>(grad[e]), mpg_to<C>(output[e]), sum);
+    sum = mpg_fma_of(mpg_to<C>(grad[e]), mpg_to<C>(output[e]), sum);
   sum = mpg_warp_reduce(sum, mpg_plus());
   if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
 }

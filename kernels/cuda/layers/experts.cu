@@ -4,14 +4,12 @@
  * A warp owns a token while experts are chosen. A block then owns an expert: it counts the expert's
  * rows and places their indices in order, so the sort is stable and needs no atomics. */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/scalar.h"
 #include "op/layers/experts.h"
 
 namespace {
 
 enum { WARPS = MPG_CUDA_THREADS / 32, EACH = 16 }; /* EACH: indices per thread and step of a sort */
-
-MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
-MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
 
 struct routing {
   mpg_untyped scores, bias;
@@ -22,27 +20,21 @@ struct routing {
   bool sigmoid, renormalize;
 };
 
-struct larger {
-  template <class C>
-  MPG_MEMBER C operator()(C a, C b) const {
-    return b > a ? b : a;
-  }
-};
-
 /* Returns the maximum and the sum of exponentials of a row of scores to all lanes. */
 template <class C>
 __device__ void softmax_of(const mpg_untyped &scores, int64_t first, int64_t n, int lane, C *most,
                            C *sum) {
   *most = -(C)INFINITY, *sum = 0;
-  for (int64_t e = lane; e < n; e += 32) *most = larger()(*most, scores.load<C>(first + e));
-  *most = mpg_warp_reduce(*most, larger());
-  for (int64_t e = lane; e < n; e += 32) *sum += exp_of(scores.load<C>(first + e) - *most);
+  for (int64_t e = lane; e < n; e += 32)
+    *most = mpg_larger_score()(*most, scores.load<C>(first + e));
+  *most = mpg_warp_reduce(*most, mpg_larger_score());
+  for (int64_t e = lane; e < n; e += 32) *sum += mpg_exp_of(scores.load<C>(first + e) - *most);
   *sum = mpg_warp_reduce(*sum, mpg_plus());
 }
 
 template <class C>
 __device__ __forceinline__ C probability(bool sigmoid, C score, C most, C sum) {
-  return sigmoid ? 1 / (1 + exp_of(-score)) : exp_of(score - most) / sum;
+  return sigmoid ? 1 / (1 + mpg_exp_of(-score)) : mpg_exp_of(score - most) / sum;
 }
 
 template <class C>

@@ -7,17 +7,15 @@
  * Both kinds of tiles add products one element of k at a time, so the bits of an element depend on
  * k only. */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/scalar.h"
 
 namespace {
-
-MPG_HOST_DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
-MPG_HOST_DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }
 
 struct grouped {
   const void *a, *b;
   void *c;
   const int32_t *counts;
-  int64_t groups, rows; /* rows: of all groups */
+  int64_t groups, rows; /* groups, and rows of all groups together */
   int64_t n, k;         /* columns of the result; size of a sum (grouped_dot) */
   int64_t m;            /* rows of a matrix of the result (grouped_outer) */
 };
@@ -89,6 +87,8 @@ struct shape_of {
     EACH_COLUMN = EACH_COLUMN_,
     ACROSS = COLUMNS / EACH_COLUMN /* threads along a row */
   };
+  static_assert(ACROSS * (ROWS / EACH_ROW) == MPG_CUDA_THREADS,
+                "a block must compute a whole tile");
 };
 typedef shape_of<64, 64, 16, 4, 4> square;
 typedef shape_of<8, 64, 64, 2, 1> flat;
@@ -124,7 +124,8 @@ __device__ void multiply_tile(const T *a, int64_t a_row, int64_t a_step, const T
       for (int i = 0; i < S::EACH_ROW; i++)
 #pragma unroll
         for (int j = 0; j < S::EACH_COLUMN; j++)
-          sum[i][j] = fused(left[q][y * S::EACH_ROW + i], right[q][x + j * S::ACROSS], sum[i][j]);
+          sum[i][j] =
+              mpg_fma_of(left[q][y * S::EACH_ROW + i], right[q][x + j * S::ACROSS], sum[i][j]);
     }
     __syncthreads();
   }

@@ -8,26 +8,15 @@
  * gradient is 0. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/math/product.h"
+#include "kernels/cuda/scalar.h"
 
 namespace {
 
 enum { ROWS = 4096, CLASSES = 4096, EACH = CLASSES / MPG_CUDA_THREADS };
 enum { COLUMNS = 32, GROUPS = MPG_CUDA_THREADS / COLUMNS }; /* of bias_kernel */
 
-MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
-MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
-MPG_HOST_DEVICE float log_of(float x) { return logf(x); }
-MPG_HOST_DEVICE double log_of(double x) { return log(x); }
 MPG_HOST_DEVICE float tanh_of(float x) { return tanhf(x); }
 MPG_HOST_DEVICE double tanh_of(double x) { return tanh(x); }
-/* Maximum that ignores NaN. A NaN still reaches the results, through the sum of exponentials. */
-struct larger {
-  template <class C>
-  MPG_MEMBER C operator()(C a, C b) const {
-    return b > a ? b : a;
-  }
-};
-
 /* A block of scores of operands T, computed in C. `row` and `first` are the block's first row and
  * class; `classes` counts all classes and n those of the block. */
 template <class T>
@@ -65,23 +54,23 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   for (int k = 0; k < EACH; k++) {
     int i = k * MPG_CUDA_THREADS + (int)threadIdx.x;
     values[k] = i < b.n ? b.bounded(scores[i], i) : -(C)INFINITY;
-    largest = larger()(largest, values[k]);
+    largest = mpg_larger_score()(largest, values[k]);
   }
-  largest = mpg_block_reduce(largest, -(C)INFINITY, larger());
+  largest = mpg_block_reduce(largest, -(C)INFINITY, mpg_larger_score());
   C before = b.first > 0 ? max[row] : -(C)INFINITY;
-  largest = larger()(before, largest);
+  largest = mpg_larger_score()(before, largest);
   /* While all scores are -inf, their exponentials are 0 relative to any other maximum. */
   C base = largest == -(C)INFINITY ? (C)0 : largest;
 #pragma unroll
-  for (int k = 0; k < EACH; k++) sum += exp_of(values[k] - base);
+  for (int k = 0; k < EACH; k++) sum += mpg_exp_of(values[k] - base);
   sum = mpg_block_reduce(sum, (C)0, mpg_plus()); /* also waits for reads of max[row] */
   if (threadIdx.x) return;
   int64_t index = mpg_cuda_index_at(b.label, row), at = b.place(index);
-  if (b.first > 0) sum += log_sum[row] * exp_of(before - base);
+  if (b.first > 0) sum += log_sum[row] * mpg_exp_of(before - base);
   C chosen = at >= 0 ? b.bounded(scores[at], (int)at) : b.first > 0 ? loss[row] : (C)0;
   if (b.first + b.n == b.classes) {
     bool kept = index != b.ignored;
-    sum = log_of(sum);
+    sum = mpg_log_of(sum);
     C total = largest + sum;
     chosen = kept ? sum - (chosen - largest) : (C)0;
     if (kept && b.z_loss != 0) chosen += b.z_loss * total * total;
@@ -117,7 +106,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
     int i = k * MPG_CUDA_THREADS + (int)threadIdx.x;
-    C slope = exp_of((values[k] - m) - s) * factor;
+    C slope = mpg_exp_of((values[k] - m) - s) * factor;
     if (i == at) slope -= g;
     if (b.softcap != 0) {
       C part = values[k] / b.softcap;

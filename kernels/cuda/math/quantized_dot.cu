@@ -9,6 +9,7 @@
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/math/product.h"
 #include "kernels/cuda/neighbours.h"
+#include "kernels/cuda/scalar.h"
 extern "C" {
 #include "kernels/common/weight_formats.h"
 #include "op/math/quantized_weight.h"
@@ -172,9 +173,6 @@ struct few {
   int rows;
 };
 
-__device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ __forceinline__ double fused(double a, double b, double c) { return fma(a, b, c); }
-
 /* Multiplies up to ROWS rows. If FULL, rows of data can be loaded 16 bytes at a time. */
 template <int FORMAT, class T, int ROWS, bool FULL>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS) few_kernel(few<T> t) {
@@ -201,8 +199,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) few_kernel(few<T> t) {
       for (int i = 0; i < EACH; i++)
         if (FULL || i < live) {
           C value = x.template get<C>(i);
-          sums[m][0] = fused(first[i], value, sums[m][0]);
-          sums[m][1] = fused(second[i], value, sums[m][1]);
+          sums[m][0] = mpg_fma_of(first[i], value, sums[m][0]);
+          sums[m][1] = mpg_fma_of(second[i], value, sums[m][1]);
         }
     }
   }

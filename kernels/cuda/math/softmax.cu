@@ -7,25 +7,13 @@
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/scalar.h"
 
 namespace {
 
 enum kind { SOFTMAX, LOG_SOFTMAX, SOFTMAX_BACK, LOG_SOFTMAX_BACK };
 enum { WARP = 32, SHORT = 1024 };
 MPG_HOST_DEVICE bool is_forward(kind what) { return what == SOFTMAX || what == LOG_SOFTMAX; }
-
-MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
-MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
-MPG_HOST_DEVICE float log_of(float x) { return logf(x); }
-MPG_HOST_DEVICE double log_of(double x) { return log(x); }
-/* Maximum that ignores NaN. A NaN nevertheless reaches the results through the sum of
- * exponentials. */
-struct larger {
-  template <class C>
-  MPG_MEMBER C operator()(C a, C b) const {
-    return b > a ? b : a;
-  }
-};
 
 struct extent {
   int64_t before, n, after;
@@ -73,10 +61,10 @@ __device__ void statistics(const S &in, const extent &e, int64_t start, int64_t 
                            C *sum_is) {
   C scale = (C)e.scale, max = -(C)INFINITY, sum = 0;
   for (int64_t i = G::first(); i < length; i += G::step())
-    max = larger()(max, in.template load<C>(start + i * e.after) * scale);
-  *max_is = max = G::reduce(max, -(C)INFINITY, larger());
+    max = mpg_larger_score()(max, in.template load<C>(start + i * e.after) * scale);
+  *max_is = max = G::reduce(max, -(C)INFINITY, mpg_larger_score());
   for (int64_t i = G::first(); i < length; i += G::step())
-    sum += exp_of(in.template load<C>(start + i * e.after) * scale - max);
+    sum += mpg_exp_of(in.template load<C>(start + i * e.after) * scale - max);
   *sum_is = G::reduce(sum, (C)0, mpg_plus());
 }
 
@@ -89,10 +77,11 @@ __device__ void forward_row(kind what, const S &in, const O &out, const extent &
     C inverse = 1 / sum;
     for (int64_t i = G::first(); i < e.n; i += G::step()) {
       int64_t at = start + i * e.after;
-      out.store(at, i < length ? exp_of(in.template load<C>(at) * scale - max) * inverse : (C)0);
+      out.store(at,
+                i < length ? mpg_exp_of(in.template load<C>(at) * scale - max) * inverse : (C)0);
     }
   } else {
-    C log_sum = log_of(sum);
+    C log_sum = mpg_log_of(sum);
     for (int64_t i = G::first(); i < e.n; i += G::step())
       out.store(start + i * e.after,
                 (in.template load<C>(start + i * e.after) * scale - max) - log_sum);
@@ -111,8 +100,8 @@ __device__ void back_row(kind what, const S &grad, const S &y, const O &out, con
   for (int64_t i = G::first(); i < e.n; i += G::step()) {
     C g = grad.template load<C>(start + i * e.after),
       value = y.template load<C>(start + i * e.after);
-    out.store(start + i * e.after,
-              what == SOFTMAX_BACK ? value * (g - sum) * scale : (g - exp_of(value) * sum) * scale);
+    out.store(start + i * e.after, what == SOFTMAX_BACK ? value * (g - sum) * scale
+                                                        : (g - mpg_exp_of(value) * sum) * scale);
   }
 }
 
@@ -442,7 +431,7 @@ struct ce_results {
   mpg_untyped loss;
   C *max, *log_sum, *losses;
   __device__ __forceinline__ void put(int64_t row, C chosen, C largest, C sum) const {
-    C log_total = log_of(sum), value = -((chosen - largest) - log_total);
+    C log_total = mpg_log_of(sum), value = -((chosen - largest) - log_total);
     if (losses) {
       losses[row] = value;
       return;
