@@ -7,9 +7,9 @@ A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
 
 A network is a list of operators and layers on random devices, each applied to earlier values:
 branches, returns to earlier devices, layers used twice, unused values, several results, user code
-on the host. It runs
-with the schedules and a random table, in the ordinary loop and in `TrainStep`, along the batch or
-(with a state carried from a random device to a random device) along time, with some recomputation.
+and control flow on the host. It runs with the schedules and a random table, in the ordinary loop
+and in `TrainStep`, along the batch or (with a state carried from a random device to a random
+device) along time, with some recomputation.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from mpgluon.parallel import Pipeline, TrainStep, schedules
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
 from programs import random_blocks
+from programs.features.blocks import cond, packed, while_loop
 from programs.random_blocks import Node, hunt
 from support.devices import on
 
@@ -42,8 +43,8 @@ UNARY = (
     "split",
     "move",
 )
-HOSTED = ("function", "two results")
-LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm", "experts")
+HOSTED = ("function", "two results", "custom", "cond", "while_loop")
+LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm", "experts", "quantized")
 BINARY = ("add", "multiply", "concat", "where")
 
 
@@ -84,6 +85,8 @@ class Network(random_blocks.Network):
             return nn.PReLU()
         if kind == "experts":
             return nn.MoE(WIDTH, 3, experts=3, k=2, in_units=WIDTH)
+        if kind == "quantized":
+            return packed(None, WIDTH)
         if kind == "norm":
             return nn.LayerNorm(in_channels=WIDTH)
         if kind == "batch_norm":
@@ -123,6 +126,9 @@ class Network(random_blocks.Network):
             "move": lambda: a,
             "function": lambda: Halved()(a),
             "two results": lambda: self.joined(F, *Parted()(a)),
+            "custom": lambda: F.Custom(a, op_type="feature_double") / 4,
+            "cond": lambda: cond(F, a),
+            "while_loop": lambda: while_loop(F, a),
         }[kind]()
 
     @staticmethod

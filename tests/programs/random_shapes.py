@@ -29,6 +29,7 @@ from mpgluon.gluon import nn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
+from programs.features.blocks import packed
 from programs.random_blocks import hunt
 from support.devices import on
 
@@ -108,6 +109,7 @@ LAYERS = {
     "norm": lambda: nn.LayerNorm(in_channels=WIDTH),
     "gated": lambda: nn.GatedMLP(WIDTH, 16, in_units=WIDTH),
     "experts": lambda: nn.MoE(WIDTH, 8, experts=4, k=2, in_units=WIDTH),
+    "quantized": lambda: packed(None, WIDTH),
     "sequence": Sequence,
     "table": Table,
     "folded": Folded,
@@ -228,13 +230,15 @@ class Run:
     def params(self):
         return [p for layer in self.layers for p in layer.collect_params().values()]
 
-    def values(self, shape):
-        return self.draw.uniform(0.05, 0.2, shape)
+    def values(self, array):
+        """Returns new values of an array or a parameter."""
+        packed = array.dtype == np.uint8
+        return self.draw.uniform(*((0, 256) if packed else (0.05, 0.2)), array.shape)
 
     def write(self, array):
         """Writes an array in one of several ways."""
         way, half = self.draw.randint(5), len(array) // 2 + 1
-        values = nd.array(self.values(array.shape), ctx=array.context, dtype=array.dtype)
+        values = nd.array(self.values(array), ctx=array.context, dtype=array.dtype)
         if way == 0:
             array[:] = values
         elif way == 1:
@@ -252,7 +256,7 @@ class Run:
     def event_set_data(self):
         for param in self.params():
             if self.draw.rand() < 0.5:
-                param.set_data(nd.array(self.values(param.shape), dtype=param.dtype))
+                param.set_data(nd.array(self.values(param), dtype=param.dtype))
 
     def event_write(self):
         arrays = [p.data() for p in self.params()]
@@ -326,7 +330,7 @@ class Run:
         nd.waitall()
         for numbers in self.outside:
             if numbers.flags.writeable:
-                numbers *= 0.95
+                numbers[...] = numbers * 0.95
 
     def event_out_of_memory(self):
         """Makes a device release its kept values."""

@@ -405,11 +405,11 @@ def decoder_layer():
     )
 
 
-def packed(prefix="packed_"):
+def packed(prefix="packed_", width=WIDTH):
     """A layer with a weight of 4 bits."""
     layer = nn.QuantizedDense(
-        WIDTH,
-        WIDTH,
+        width,
+        width,
         format="int4",
         group=2,
         use_zeros=True,
