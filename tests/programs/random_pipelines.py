@@ -84,7 +84,8 @@ class Network(random_blocks.Network):
         if kind == "prelu":
             return nn.PReLU()
         if kind == "experts":
-            return nn.MoE(WIDTH, 3, experts=3, k=2, in_units=WIDTH)
+            losses = {"aux_loss": 0.1, "z_loss": 0.05, "balance": "sample"}
+            return nn.MoE(WIDTH, 3, experts=3, k=2, in_units=WIDTH, **losses)
         if kind == "quantized":
             return packed(None, WIDTH)
         if kind == "norm":

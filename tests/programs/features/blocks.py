@@ -487,8 +487,9 @@ class Experts(HybridBlock):
     def __init__(self):
         super().__init__(prefix="experts_")
         with self.name_scope():
+            losses = {"aux_loss": 0.1, "z_loss": 0.1, "balance": "sample"}
             self.moe = nn.MoE(
-                2, 3, experts=3, k=3, shared=1, z_loss=0.1, in_units=2, weight_initializer="normal"
+                2, 3, experts=3, k=3, shared=1, in_units=2, weight_initializer="normal", **losses
             )
 
     def hybrid_forward(self, F, h):
