@@ -6,8 +6,9 @@ Every way to generate must give the same tokens: alone or in a batch, placed on 
 with drafts, with windows that move, as a stream, by a copy, and in several threads. Greedy tokens
 must have the largest scores that the network computes for the whole sequence without a cache, and
 sequences of a beam search the scores of the network. The network may have packed weights and
-adapters. Networks with split heads are checked by scores alone, because their sums have another
-order, and so are batches of packed weights, whose bits depend on the number of rows.
+adapters, and run under amp. Networks with split heads are checked by scores alone, because their
+sums have another order, and so are batches of packed weights, whose bits depend on the number of
+rows.
 """
 
 import copy
@@ -21,7 +22,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
-from mpgluon.contrib import lora
+from mpgluon.contrib import amp, lora
 from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon.model_zoo import text
 
@@ -100,6 +101,10 @@ class Case:
         self.adapters = r.choice([(), (), ("one",), ("one", "two")])
         self.rslora, self.dora, self.merged = (r.random() < 0.5 for _ in range(3))
         self.beams = r.choice([2, 3, 5])
+        self.amp = r.choice([None, None, None, "bfloat16", "float16"])
+        if self.amp:
+            self.dtype = "float32"
+        self.precision = self.amp or self.dtype
         # Other bits of packed weights may choose other experts.
         self.unstable = self.format and "experts" in self.network
 
@@ -160,9 +165,12 @@ class Case:
 
     def check(self):
         mx.context.set_threads(self.threads)
+        if self.amp:
+            amp.init(self.amp)
         try:
             self._check()
         finally:
+            amp.turn_off()
             mx.context.set_threads(0)
 
     def _check(self):
@@ -227,7 +235,7 @@ class Case:
                 new = [*new, *stop]
             rows = self.scores(net, prompt, new)
             rows = rows - rows.max(1, keepdims=True)
-            limit = TOLERANCE[self.dtype] * max(1, np.abs(rows).max())
+            limit = TOLERANCE[self.precision] * max(1, np.abs(rows).max())
             rows -= np.log(np.exp(rows).sum(1, keepdims=True))
             wanted = sum(row[token] for row, token in zip(rows, new)) / len(new)
             assert abs(score - wanted) <= limit, f"beams: score {score}, not {wanted}"
@@ -244,14 +252,17 @@ class Case:
             return
         penalty = self.options.get("repetition_penalty", 1)
         rows, errors = self.scores(net, prompt, new), [0] * len(new)
-        if self.format and self.dtype != "float32":  # other rounding errors, perhaps amplified
+        if self.format and self.precision != "float32":  # other rounding errors, perhaps amplified
+            amp.turn_off()
             exact = copy.deepcopy(net)
             exact.cast("float32")
             errors = np.abs(rows - self.scores(exact, prompt, new)).max(1)
+            if self.amp:
+                amp.init(self.amp)
         for i, (row, error, token) in enumerate(zip(rows, errors, new)):
             there = list({*prompt, *new[:i]})
             row[there] = np.where(row[there] > 0, row[there] / penalty, row[there] * penalty)
-            limit = TOLERANCE[self.dtype] * max(1, np.abs(row).max()) + 2 * error
+            limit = TOLERANCE[self.precision] * max(1, np.abs(row).max()) + 2 * error
             assert row[token] >= row.max() - limit, (i, token, row[token], row.max())
 
 
