@@ -11,6 +11,7 @@ from mpgluon import _core, autograd, gluon, nd
 from mpgluon.parallel import Pipeline
 from samples.attention import cached, time_first, visible, weigh
 from support.devices import on
+from support.pipelines import results_in_all_ways
 
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3, "bfloat16": 4e-2}
 # Batch, rows, keys, heads, key heads, features, value features
@@ -382,30 +383,8 @@ def test_attention_dropout_draws_the_same_weights_everywhere():
     query, key = (on_device(random.randn(6, 8, n, 4), "float32") for n in (4, 2))
     value = on_device(np.broadcast_to(np.eye(8)[None, :, None], (6, 8, 2, 8)), "float32")
     lengths = on_device([8, 3, 5, 8, 1, 6], None)
-    results = []
-    for ctx, flags in (
-        (on(0), None),
-        (on(0), {}),
-        (on(1), {}),
-        (on(0), {"pipeline": Pipeline(3)}),
-        (on(1), {"pipeline": Pipeline(2)}),
-    ):
-        net = Net(ctx)
-        if flags is not None:
-            net.hybridize(exact=True, **flags)
-        arrays = [query, key, value]
-        for a in arrays:
-            a.attach_grad()
-        mx.random.seed(5)
-        with autograd.record():
-            out = net(*arrays, lengths)
-            loss = (out * out).sum()
-        loss.backward()
-        results.append([wide(out), *[wide(a.grad) for a in arrays]])
-    assert 0.4 < (results[0][0] == 0).mean() < 0.95
-    for other in results[1:]:
-        for a, b in zip(other, results[0]):
-            assert np.array_equal(a, b)
+    out, *_ = results_in_all_ways(Net, [query, key, value], lengths)
+    assert 0.4 < (out == 0).mean() < 0.95
     evaluated = wide(Net(on(0))(query, key, value, lengths))
     np.testing.assert_allclose(evaluated.sum(-1), 1, 1e-6)
 

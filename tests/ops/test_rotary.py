@@ -8,8 +8,8 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
-from mpgluon.parallel import Pipeline
 from support.devices import on
+from support.pipelines import results_in_all_ways
 
 FACTORS = (1.0, 1.5, 2.0, 8.0)
 SCALINGS = {
@@ -103,26 +103,8 @@ def test_positions_in_pipelines_have_the_bits_of_one_device(each):
     random = np.random.RandomState(4)
     shape = (6, 5) if each else (5,)
     positions = nd.array(random.randint(0, 99, shape), dtype="int32", ctx=on(0))
-    results = []
-    for ctx, flags in (
-        (on(0), None),
-        (on(0), {}),
-        (on(1), {}),
-        (on(0), {"pipeline": Pipeline(3)}),
-        (on(1), {"pipeline": Pipeline(4)}),
-    ):
-        net = Net(ctx)
-        if flags is not None:
-            net.hybridize(**flags)
-        x = nd.array(np.random.RandomState(1).randn(6, 5, 5, 8), ctx=on(0))
-        x.attach_grad()
-        with autograd.record():
-            y = net(x, positions)
-        y.backward()
-        results.append([y.asnumpy(), x.grad.asnumpy()])
-    for other in results[1:]:
-        for a, b in zip(other, results[0]):
-            assert a.tobytes() == b.tobytes()
+    x = nd.array(np.random.RandomState(1).randn(6, 5, 5, 8), ctx=on(0))
+    results_in_all_ways(Net, [x], positions)
 
 
 ERRORS = {

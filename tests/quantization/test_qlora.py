@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon import nn
+from support.adapters import LOSS, fill, trained, values
 from support.compare import same_bits
 from support.devices import on
 
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 FORMATS = [
     {"format": "int8"},
     {"format": "int4", "group": 32},
@@ -79,35 +79,6 @@ def batch(seed=0):
     return nd.array(ids), nd.array(random.randint(0, 12, (4, 5)))
 
 
-def values(net, pattern=""):
-    return {
-        name: param.reduced().astype("float32").asnumpy()
-        for name, param in net._collect_params_with_prefix().items()
-        if pattern in name
-    }
-
-
-def fill(net, seed=3):
-    random = np.random.RandomState(seed)
-    for param in lora.parameters(net).values():
-        param.set_data(nd.array(random.randn(*param.shape) / 16).astype(param.dtype))
-
-
-def train(net, steps=4, same=False):
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
-    losses = []
-    mx.random.seed(5)
-    for step in range(steps):
-        ids, labels = batch(0 if same else step)
-        with autograd.record():
-            out = net(ids)
-            loss = LOSS(out, labels.as_in_context(out.context))
-        loss.backward()
-        trainer.step(4)
-        losses.append(loss.astype("float32").asnumpy())
-    return losses
-
-
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize(
     "adapter", [{}, {"dora": True}, {"rslora": True, "dropout": 0.25}], ids=str
@@ -123,7 +94,7 @@ def test_training_agrees_with_dequantized_network(options, adapter, hybridize):
             "head",
         ]
         each.hybridize(hybridize)
-        found.append(train(each))
+        found.append(trained(each, batch, 4))
     np.testing.assert_allclose(*found, rtol=2e-4, atol=2e-5)
     ours, theirs = values(net, "lora"), values(plain, "lora")
     assert ours.keys() == theirs.keys() and len(ours) == (21 if adapter.get("dora") else 14)
@@ -139,7 +110,7 @@ def test_only_adapters_have_gradients_and_states():
     own = set(lora.parameters(net).values())
     for param in net.collect_params().values():
         assert (param.grad_req == "write") == (param in own), param.name
-    losses = train(net, 10, same=True)
+    losses = trained(net, batch, 10, same=True)
     assert losses[-1].mean() < losses[0].mean()
     lora.remove(net)
     grads = {name for name, p in net._collect_params_with_prefix().items() if p.grad_req == "write"}
@@ -173,7 +144,7 @@ def test_placed_training_has_bits_of_one_device(form, adapter):
             net.hybridize(place, exact=True, **pipeline)
             if form == "pipeline":
                 net.hybridize(exact=True, **pipeline)
-            losses = train(net, 3)
+            losses = trained(net, batch, 3)
         results.append([*losses, values(net)])
     same_bits(*results)
 
@@ -185,7 +156,7 @@ def test_half_network_has_adapters_of_float32(dtype):
     assert {mx._core.dtype_name(p.dtype) for p in lora.parameters(net).values()} == {"float32"}
     out = net(batch()[0])
     assert mx._core.dtype_name(out.dtype) == dtype
-    losses = train(net, 6, same=True)
+    losses = trained(net, batch, 6, same=True)
     assert losses[-1].mean() < losses[0].mean()
 
 
@@ -222,7 +193,7 @@ def test_merge_replaces_layers_by_float_ones(placed, adapter):
     assert net.head.weight.list_ctx() == [on(1) if placed else mx.cpu(0)]
     assert net.layers[1].up.act is not None and net.head.weight.grad_req == "write"
     assert not any("lora" in name for name in net._collect_params_with_prefix())
-    losses = train(net, 4, same=True)
+    losses = trained(net, batch, 4, same=True)
     assert losses[-1].mean() < losses[0].mean()
 
 
@@ -301,7 +272,7 @@ def test_adapter_is_added_to_model_of_huggingface(tmp_path):
     source.save_parameters(str(tmp_path), format="huggingface")
     net = text.from_pretrained(tmp_path, quantize={"format": "nf4", "group": 32})
     lora.apply(net, {r".*\.(query|value|down)": 4})
-    losses = train(net, 8, same=True)
+    losses = trained(net, batch, 8, same=True)
     assert losses[-1].mean() < losses[0].mean()
     before = text.generate(net, [[1, 2, 3]], max_new=5)
     lora.merge(net, keep=False, dequantize=True)

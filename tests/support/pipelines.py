@@ -3,8 +3,9 @@
 import numpy as np
 
 import mpgluon as mx
-from mpgluon import gluon, nd
+from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline
 from support.devices import on
 
 DEVICES = [on(i) for i in range(4)]
@@ -159,3 +160,31 @@ def big(i):
         for _ in range(4):
             part.add(nn.Dense(256, in_units=256, activation="tanh"))
     return part
+
+
+def results_in_all_ways(make, arrays, *others):
+    """Returns the result and gradients of the network `make(device)` for `arrays` and `others`:
+    eager, compiled, on a second device, and in pipelines. All results must have the same bits."""
+    results = []
+    for place, flags in (
+        (0, None),
+        (0, {}),
+        (1, {}),
+        (0, {"pipeline": Pipeline(3)}),
+        (1, {"pipeline": Pipeline(4)}),
+    ):
+        net = make(on(place))
+        if flags is not None:
+            net.hybridize(exact=True, **flags)
+        for array in arrays:
+            array.attach_grad()
+        mx.random.seed(5)
+        with autograd.record():
+            out = net(*arrays, *others)
+            loss = (out * out).sum()
+        loss.backward()
+        results.append([a.asnumpy() for a in (out, *[array.grad for array in arrays])])
+    for other in results[1:]:
+        for a, b in zip(other, results[0], strict=True):
+            assert a.tobytes() == b.tobytes()
+    return results[0]

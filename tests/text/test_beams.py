@@ -9,7 +9,7 @@ import mpgluon as mx
 from mpgluon import nd
 from mpgluon.gluon.model_zoo import text
 from support.devices import on
-from support.networks import DECODERS, PROMPTS, decoder
+from support.networks import DECODERS, PROMPTS, decoder, llama_pair
 
 
 def log_probabilities(net, tokens):
@@ -66,29 +66,9 @@ def test_requests_do_not_depend_on_the_batch_or_placement(stop):
     assert text.generate(net, prompts, **options) == together
 
 
-def pair(tmp_path, seed=0, **more):
-    """Returns the same network of transformers and of this package."""
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.35,
-        **more,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.save_pretrained(tmp_path)
-    return torch, model, text.from_pretrained(str(tmp_path))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_transformers_finds_the_same_beams(tmp_path, seed):
-    torch, model, net = pair(tmp_path, seed)
+    torch, model, net = llama_pair(tmp_path, seed)
     prompt = [1, 5, 3, 9, 11, 2 + seed]
     (likely,) = text.generate(net, [prompt], max_new=12, num_beams=5)
     stops = [likely[5]], list(dict.fromkeys([*likely[3:8], 50]))
@@ -142,7 +122,7 @@ def test_transformers_finds_the_same_beams(tmp_path, seed):
     ids=lambda options: "-".join(options),
 )
 def test_draws_have_the_probabilities_of_the_processors_of_transformers(tmp_path, options):
-    torch, model, net = pair(tmp_path)
+    torch, model, net = llama_pair(tmp_path)
     from transformers.generation import logits_process as processors
 
     prompt = [1, 5, 3, 9, 5, 5]
@@ -172,7 +152,7 @@ def test_draws_have_the_probabilities_of_the_processors_of_transformers(tmp_path
 
 
 def test_transformers_draws_the_same_greedy_tokens_with_a_penalty(tmp_path):
-    torch, model, net = pair(tmp_path)
+    torch, model, net = llama_pair(tmp_path)
     for penalty in (0.7, 1.2, 2.0):
         with torch.no_grad():
             expected = model.generate(
@@ -190,7 +170,7 @@ def test_transformers_draws_the_same_greedy_tokens_with_a_penalty(tmp_path):
 
 
 def test_transformers_looks_up_the_same_tokens(tmp_path):
-    torch, model, net = pair(tmp_path)
+    torch, model, net = llama_pair(tmp_path)
     with torch.no_grad():
         expected = model.generate(
             torch.tensor(PROMPTS[:1]),

@@ -14,7 +14,7 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text._steps import Step
 from support.devices import on
-from support.networks import DECODERS, DRAWN, PROMPTS, decoder, without_cache
+from support.networks import DECODERS, DRAWN, PROMPTS, decoder, llama_pair, without_cache
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -169,21 +169,8 @@ def test_invalid_arguments_raise():
 
 
 def test_transformers_generates_the_same_tokens(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.5,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.save_pretrained(tmp_path)
-    net = text.from_pretrained(str(tmp_path))
+    sizes = {"vocab_size": 97, "num_hidden_layers": 3, "initializer_range": 0.5}
+    torch, model, net = llama_pair(tmp_path, **sizes)
     with torch.no_grad():
         expected = model.generate(
             torch.tensor(PROMPTS[:1]), max_new_tokens=32, do_sample=False, eos_token_id=None

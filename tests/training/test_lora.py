@@ -10,10 +10,9 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.gluon import nn
+from support.adapters import LOSS, fill, trained, values
 from support.compare import same_bits
 from support.devices import on
-
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 class Layer(gluon.HybridBlock):
@@ -62,37 +61,6 @@ def batch(rows=4, seed=0):
     random = np.random.RandomState(seed)
     ids = random.randint(0, 11, (rows, 5))
     return nd.array(ids), nd.array(random.randint(0, 11, (rows, 5)))
-
-
-def values(net):
-    return {
-        name: param.reduced().astype("float32").asnumpy()
-        for name, param in net._collect_params_with_prefix().items()
-    }
-
-
-def fill(net, seed=3):
-    """Gives all adapters, even their zeros, random values."""
-    random = np.random.RandomState(seed)
-    for param in lora.parameters(net).values():
-        whole = getattr(param, "global_shape", param.shape)
-        param.set_data(nd.array(random.randn(*whole) / 16).astype(param.dtype))
-
-
-def train(net, steps=3, trainer=None, same=False):
-    """Trains the adapters, on different batches or on the same one, and returns the losses."""
-    trainer = trainer or gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
-    losses = []
-    mx.random.seed(5)
-    for step in range(steps):
-        ids, labels = batch(seed=0 if same else step)
-        with autograd.record():
-            out = net(ids)
-            loss = LOSS(out, labels.as_in_context(out.context))
-        loss.backward()
-        trainer.step(4)
-        losses.append(loss.astype("float32").asnumpy())
-    return losses
 
 
 def test_adapters_change_nothing_at_first_and_are_found_by_path():
@@ -147,7 +115,7 @@ def test_only_adapters_are_trained():
     requests = {name: p.grad_req for name, p in net._collect_params_with_prefix().items()}
     lora.apply(net, TARGETS)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
-    losses = train(net, 10, trainer, same=True)
+    losses = trained(net, batch, 10, trainer, same=True)
     assert losses[-1].mean() < losses[0].mean()
     after = values(net)
     for name in before:
@@ -222,7 +190,7 @@ def test_training_has_the_bits_of_one_device(form, tied, options):
                 exact=True,
                 **({"pipeline": schedule} if form == "pipeline" else {}),
             )
-            losses = train(net)
+            losses = trained(net, batch)
         results.append([*losses, values(net)])
     same_bits(*results)
 
@@ -246,7 +214,7 @@ def test_half_base_has_adapters_of_float32(dtype):
     )
     net.hybridize()
     same_bits(net(ids).astype("float32").asnumpy(), out.astype("float32").asnumpy())
-    losses = train(net, 5, same=True)
+    losses = trained(net, batch, 5, same=True)
     assert losses[-1].mean() < losses[0].mean()
 
 
@@ -254,7 +222,7 @@ def test_adapters_may_have_the_half_dtype():
     net = model(dtype="bfloat16")
     lora.apply(net, TARGETS, dtype="bfloat16")
     assert net.layers[0].query.lora_A_default.data().dtype == mx.bfloat16
-    train(net, 1)
+    trained(net, batch, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -394,7 +362,9 @@ def test_adapters_of_split_layers(plan, hybridize, tmp_path):
     for step in range(2):
         np.testing.assert_allclose(net(ids).asnumpy(), plain(ids).asnumpy(), rtol=1e-4, atol=1e-5)
         if not step:
-            np.testing.assert_allclose(train(plain), train(net), rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(
+                trained(plain, batch), trained(net, batch), rtol=1e-3, atol=1e-5
+            )
     for layer, kind in ((net.layers[1].query, plan.get("layers.1.(query|value)", "column")),):
         split, whole = ("B", "A") if kind == "column" else ("A", "B")
         parts = [getattr(layer, f"shard{i}_lora_{split}_default") for i in (0, 1)]

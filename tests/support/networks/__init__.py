@@ -1,6 +1,7 @@
 """Small networks over devices, and their training results."""
 
 import numpy as np
+import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -214,3 +215,22 @@ def without_cache(net, prompt, count):
         scores = net(nd.array([tokens], dtype="int32", ctx=on(0)))
         tokens.append(int(scores[0, -1].asnumpy().argmax()))
     return tokens[len(prompt) :]
+
+
+def llama_pair(folder, seed=0, **more):
+    """Returns the package torch, and the same Llama of transformers and of this package."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.35,
+    }
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **more})).eval()
+    model.save_pretrained(folder)
+    return torch, model, text.from_pretrained(str(folder))
