@@ -234,6 +234,38 @@ def test_cached_attention_writes_at_each_entry_and_drops_rows_past_the_end():
     assert np.array_equal(now[0, 5], arrays[1][0, 0]) and np.array_equal(now[1:], before[1:])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_masked_cached_attention_has_the_bits_of_the_whole_sequence(dtype, kind):
+    query, key, value = (on_device(a, dtype) for a in arrays_of((2, 40, 40, 4, 2, 8, 8), 6))
+    random = np.random.RandomState(3)
+    if kind == "bool":
+        mask = nd.array(random.uniform(size=(2, 1, 40, 60)) > 0.3, dtype="bool", ctx=on(0))
+    else:
+        mask = on_device(random.randn(4, 40, 60), dtype)
+    whole = nd.contrib.attention(query, key, value, mask[..., :40], causal=True)
+    caches = [nd.full((2, 60, 2, 8), np.nan, dtype=dtype, ctx=on(0)) for _ in range(2)]
+    results, begin = [], 0
+    for count in (20, 1, 1, 18):
+        part = [x[:, begin : begin + count] for x in (query, key, value)]
+        seen = nd.slice_axis(mask, axis=-2, begin=begin, end=begin + count)
+        lengths = on_device([begin] * 2, None)
+        results.append(wide(nd.contrib.cached_attention(*part, *caches, lengths, seen)))
+        begin += count
+    assert np.concatenate(results, 1).tobytes() == wide(whole).tobytes()
+
+
+def test_masks_of_cached_attention_are_checked():
+    arrays = [nd.ones((2, n, 2, 4), ctx=on(0)) for n in (3, 3, 3, 9, 9)]
+    lengths = on_device([0, 0], None)
+    for mask, message in (
+        (nd.ones((2, 1, 3, 3), ctx=on(0)), r"which is \(2, 2, 3, 9\)"),
+        (nd.ones((9,), dtype="int32", ctx=on(0)), "mask must be bool .* or float"),
+    ):
+        with pytest.raises(mx.MXNetError, match=message):
+            nd.contrib.cached_attention(*arrays, lengths, mask)
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_compiled_step_writes_the_cache_in_place(static):
     class Step(gluon.HybridBlock):

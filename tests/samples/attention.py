@@ -188,14 +188,25 @@ def heads(
 
 
 def cached(
-    query, key, value, keys, values, lengths, layout="bthd", window=0, softcap=0, scale=None
+    query,
+    key,
+    value,
+    keys,
+    values,
+    lengths,
+    mask=None,
+    layout="bthd",
+    window=0,
+    softcap=0,
+    scale=None,
+    use_mask=False,
 ):
     query, key, value, keys, values = time_first(layout, query, key, value, keys, values)
     keys, values, rows = keys.copy(), values.copy(), query.shape[1]
     for b, first in enumerate(lengths):
         keys[b, first : first + rows], values[b, first : first + rows] = key[b], value[b]
     seen = visible(query.shape[0], rows, keys.shape[1], True, window, first=lengths)
-    return time_first(layout, weigh(query, keys, values, seen, None, softcap, scale))[0]
+    return time_first(layout, weigh(query, keys, values, seen, mask, softcap, scale))[0]
 
 
 def heads_sample(query, key, value, *more, name, **params):
@@ -295,6 +306,30 @@ SAMPLES = {
             grad=False,
             dtypes=ALL,
             name="one row",
+        ),
+        Sample(
+            [
+                *[(2, 2, 4, 8), (2, 2, 2, 8), (2, 2, 2, 6), (2, 9, 2, 8), (2, 9, 2, 6)],
+                np.array([6, 3], np.int32),
+                (2, 4, 2, 9),
+            ],
+            {"use_mask": True},
+            reference=cached,
+            grad=False,
+            dtypes=ALL,
+            name="added to scores",
+        ),
+        Sample(
+            [
+                *[(2, 4, 2, 8), (2, 2, 2, 8), (2, 2, 2, 6), (2, 2, 7, 8), (2, 2, 7, 6)],
+                np.array([5, 1], np.int32),
+                SEEN[1, :, :2],
+            ],
+            {"use_mask": True, "layout": "bhtd"},
+            reference=cached,
+            grad=False,
+            dtypes=ALL,
+            name="hidden keys",
         ),
     ],
     "_attention": [

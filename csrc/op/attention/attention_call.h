@@ -90,6 +90,15 @@ static inline int64_t mpg_attention_window(int64_t window, int64_t rows, int64_t
   return window >= rows + keys ? 0 : window;
 }
 
+/* Sets the strides of a mask that broadcasts to (batch, heads, rows, keys). */
+static inline void mpg_attention_set_mask(mpg_attention_call *a, const mpg_shape *mask) {
+  int64_t *strides[4] = {&a->mask_batch, &a->mask_head, &a->mask_row, &a->mask_key}, step = 1;
+  for (int i = 3, k = mask->ndim - 1; k >= 0; i--, k--) {
+    *strides[i] = mask->dims[k] == 1 ? 0 : step;
+    step *= mask->dims[k];
+  }
+}
+
 /* Reads a call of _head_attention, _dropout_head_attention or _backward_head_attention. */
 static inline mpg_attention_call mpg_attention_read_heads(const mpg_kernel_call *call,
                                                           bool backward) {
@@ -105,14 +114,7 @@ static inline mpg_attention_call mpg_attention_read_heads(const mpg_kernel_call 
   a.mask_input = p->use_mask ? next++ : -1;
   a.lengths_input = p->use_lengths ? next++ : -1;
   a.segments_input = p->use_segments ? next++ : -1;
-  if (p->use_mask) {
-    const mpg_shape *mask = &call->inputs[a.mask_input].desc.shape;
-    int64_t *strides[4] = {&a.mask_batch, &a.mask_head, &a.mask_row, &a.mask_key}, step = 1;
-    for (int i = 3, k = mask->ndim - 1; k >= 0; i--, k--) {
-      *strides[i] = mask->dims[k] == 1 ? 0 : step;
-      step *= mask->dims[k];
-    }
-  }
+  if (p->use_mask) mpg_attention_set_mask(&a, &call->inputs[a.mask_input].desc.shape);
   a.scale = p->scale, a.softcap = p->softcap, a.p = p->p;
   a.causal = p->causal;
   a.window = mpg_attention_window(p->window, a.rows, a.keys);
@@ -128,7 +130,9 @@ static inline mpg_attention_call mpg_attention_read_cached(const mpg_kernel_call
   mpg_attention_set_shapes(&a, &call->inputs[0].desc.shape, &call->inputs[3].desc.shape,
                            &call->inputs[4].desc.shape, p->layout);
   a.lengths_input = 5;
-  a.mask_input = a.segments_input = a.draw_input = -1;
+  a.mask_input = p->use_mask ? 6 : -1;
+  a.segments_input = a.draw_input = -1;
+  if (p->use_mask) mpg_attention_set_mask(&a, &call->inputs[6].desc.shape);
   a.scale = p->scale.present ? p->scale.value : 1 / __builtin_sqrt(a.width ? (double)a.width : 1);
   a.softcap = p->softcap;
   a.window = mpg_attention_window(p->window, a.rows, a.keys);

@@ -180,12 +180,13 @@ mpg_status mpg_infer_head_attention_backward(mpg_infer *infer) {
 }
 
 mpg_status mpg_infer_cached_attention(mpg_infer *infer) {
-  enum { KEYS = 3, VALUES, LENGTHS };
+  enum { KEYS = 3, VALUES, LENGTHS, SEEN };
   const mpg_cached_attention_params *p = infer->params;
   const mpg_desc *in = infer->inputs;
   int time = mpg_attention_time(p->layout);
   for (int i = 1; i < LENGTHS; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, in[0].dtype));
   MPG_TRY(mpg_infer_expect_dtype(infer, LENGTHS, MPG_INT32));
+  if (p->use_mask) MPG_TRY(check_dtype(infer, SEEN, true, false));
   infer->outputs[0].dtype = in[0].dtype;
   for (int i = 0; i < LENGTHS; i++)
     if (!mpg_shape_known(&in[i].shape)) return MPG_OK;
@@ -200,6 +201,8 @@ mpg_status mpg_infer_cached_attention(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_shape(infer, VALUES, &values));
   MPG_TRY(mpg_infer_expect_shape(infer, LENGTHS,
                                  &(mpg_shape){.ndim = 1, .dims = {in[QUERY].shape.dims[0]}}));
+  if (p->use_mask && mpg_shape_known(&in[SEEN].shape))
+    MPG_TRY(check_mask(infer, SEEN, &in[QUERY].shape, &in[KEYS].shape, time));
   infer->outputs[0].shape = result_of(&in[QUERY].shape, &in[VALUE].shape);
   return MPG_OK;
 }
