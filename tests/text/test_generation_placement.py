@@ -14,7 +14,7 @@ from mpgluon.gluon.model_zoo.text._cache import Cache
 from mpgluon.gluon.model_zoo.text._lanes import Lane
 from mpgluon.gluon.model_zoo.text._requests import Request, Stops
 from programs.random_blocks import check_fresh
-from programs.random_generation import Case
+from programs.random_generation import case
 from support.devices import on
 from support.networks import DECODERS, DRAWN, PROMPTS, decoder
 
@@ -241,5 +241,5 @@ def test_first_device_computes_steps_of_all_groups_while_the_second_is_busy(pena
         assert first < (time.perf_counter() - started) / 2
 
 
-def test_random_decoders_and_options_give_the_tokens_of_whole_sequences():
-    check_fresh(Case, 6, "random_generation.py")
+def test_random_networks_and_options_give_the_tokens_of_whole_sequences():
+    check_fresh(case, 6, "random_generation.py")

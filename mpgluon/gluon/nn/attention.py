@@ -86,6 +86,20 @@ def cache_arrays(
     return [nd.zeros((batch, length, *sizes), ctx=ctx, dtype=dtype) for _ in range(2)] + first
 
 
+def home_of_keys(
+    key: Any, advice: str = "split the attention with 'heads' (mx.parallel.shard)"
+) -> tuple[Context, DType]:
+    """Returns the device and dtype of the keys that a layer computes."""
+    if isinstance(key, QuantizedDense):
+        return key.packed.list_ctx()[0], key.dtype
+    if not hasattr(key, "weight"):
+        raise MXNetTypeError(
+            f"make_cache: the keys are a {type(key).__name__}, whose units are on several "
+            f"devices; {advice}"
+        )
+    return key.weight.list_ctx()[0], key.weight.dtype
+
+
 class MultiHeadAttention(Layer):
     """Multi-head attention, with fewer key heads than query heads if `kv_heads` is given.
 
@@ -328,16 +342,7 @@ class MultiHeadAttention(Layer):
         [(1, 576, 2, 2), (1, 576, 2, 2), (1,)]
         """
         domain.size(0, batch=batch, length=length, chunk=chunk)
-        key = self.key
-        if isinstance(key, QuantizedDense):
-            device, dtype = key.packed.list_ctx()[0], key.dtype
-        elif not hasattr(key, "weight"):
-            raise MXNetTypeError(
-                f"make_cache: the keys are a {type(key).__name__}, whose units are on several "
-                "devices; split the attention with 'heads' (mx.parallel.shard)"
-            )
-        else:
-            device, dtype = key.weight.list_ctx()[0], key.weight.dtype
+        device, dtype = home_of_keys(self.key)
         shape = (batch, length, self._kv_heads, self._head_dim)
         return cache_arrays(shape, self.cached_window if chunk else 0, chunk, device, dtype)
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from .... import ndarray as nd
 from ....base import MXNetValueError
-from ._lanes import Prompts
+from ._lanes import read_prompts
 from ._steps import BeamStep, programs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ._decoder import Decoder
+    from ._t5 import T5
 
 __all__ = ["beam_search"]
 
@@ -22,7 +23,7 @@ NEVER = np.float32(-1e9)  # score of beams that cannot be chosen
 
 
 def beam_search(
-    net: Decoder,
+    net: Decoder | T5,
     prompts: Sequence[np.ndarray],
     most: int,
     beams: int,
@@ -33,8 +34,8 @@ def beam_search(
     """Returns the best sequence of each request without its end, and its score."""
     batch, kept = len(prompts), max(2, 1 + len(ends)) * beams
     step = programs_of(net, BeamStep, beams=beams, kept=kept)
-    read = Prompts(net, prompts, most, beams)
-    lengths = np.repeat([len(prompt) for prompt in prompts], beams)
+    read = read_prompts(net, prompts, most, beams)
+    lengths = np.repeat([len(tokens) for tokens in read.tokens], beams)
     scores = nd.concat(*read.scores, dim=0)
     vocab = scores.shape[-1]
     if kept > vocab:

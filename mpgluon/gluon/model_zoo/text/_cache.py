@@ -8,13 +8,15 @@ import numpy as np
 
 from .... import ndarray as nd
 from ....base import MXNetValueError
+from ._decoder import home_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ....context import Context
     from ._decoder import Decoder
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "device_of_tokens", "rounded_length"]
 
 BLOCK = 384  # multiple by which rows may move, see `MultiHeadAttention.make_cache`
 UNIT = 64  # smallest length of a cache
@@ -37,11 +39,9 @@ class Cache:
 
     @classmethod
     def create(cls, net: Decoder, batch: int, length: int, chunk: int) -> Cache:
-        """Returns an empty cache for sequences of up to `length` tokens. A call may add up to
-        `chunk` tokens. The length is rounded up, so that few programs are compiled."""
-        rounded = UNIT
-        while rounded < length:
-            rounded *= 2
+        """Returns an empty cache for sequences of up to `length` tokens, of which up to `chunk` are
+        added at once."""
+        rounded = rounded_length(length)
         if 0 < net.max_length < length:
             raise MXNetValueError(
                 f"generate: a prompt and max_new have {length} tokens together, but the network "
@@ -95,6 +95,22 @@ class Cache:
                     array[:] = nd.take(flat, index).reshape(array.shape)
                 starts[:] = nd.array(now, ctx=starts.context, dtype="int32")
             first[:] = now
+
+
+def rounded_length(length: int) -> int:
+    """Returns the number of rows of a cache for sequences of up to `length` tokens: a power of 2,
+    so that few programs are compiled."""
+    rounded = UNIT
+    while rounded < length:
+        rounded *= 2
+    return rounded
+
+
+def device_of_tokens(net: Any, arrays: list[Any]) -> Context:
+    """Returns the device of the embedding, or that of the first layer's cache if the embedding is
+    split."""
+    weight = getattr(net.embed, "weight", None)
+    return weight.list_ctx()[0] if weight else home_of(arrays[0])
 
 
 def parts_of(given: list[Any]) -> list[list[Any]]:

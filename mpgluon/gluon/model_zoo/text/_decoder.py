@@ -21,7 +21,7 @@ from ...nn import (
     RMSNorm,
 )
 from ...nn.attention import positions_after
-from ._layers import MLP, PlainNorm, count_along, like, per_layer, rounded
+from ._layers import MLP, PlainNorm, count_along, per_layer, rounded, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -292,10 +292,7 @@ class Decoder(HybridBlock):
             for layer, arrays in zip(self.layers, cache):
                 x = layer(x, lengths.as_in_context(home_of(arrays)), arrays)
         if last is not None:
-            places = F.expand_dims(F.cast(last, "float32").as_in_context(x.context), axis=1)
-            steps = F.expand_dims(count_along(F, x, 1), axis=0)
-            chosen = like(F, F.broadcast_equal(places, steps), x)
-            x = F.batch_dot(F.expand_dims(chosen, axis=1), x)
+            x = row_of(F, x, last)
         x = self.head(self.norm(x))
         if self._head_softcap:
             x = F.tanh(x / self._head_softcap) * self._head_softcap
@@ -343,21 +340,19 @@ class Decoder(HybridBlock):
                 f"make_cache: length is {length}, but there are only {self.max_length} positions"
             )
         for i, layer in enumerate(self.layers):
-            _check_placement(i, layer)
+            check_placement(f"layers.{i}", layer, layer.attention)
         return [layer.attention.make_cache(batch, length, chunk) for layer in self.layers]
 
 
-def _check_placement(index, layer):
+def check_placement(name: str, layer: HybridBlock, attention: HybridBlock) -> None:
     """Raises an error if the cache would cross devices on its way to attention: blocks on other
     devices get copies of their inputs, so the new rows would be written to copies and lost."""
-    attention = layer.attention
     blocks = [layer, attention, getattr(attention, "key", None)]
     groups = {group_of(block) for block in blocks if block is not None} - {None}
     if len(groups) > 1:
         raise MXNetValueError(
-            f"make_cache: layers.{index} and the keys of its attention are on different devices; "
-            f"place the attention of a layer and the layer together, as with 'layers.{index}', to "
-            "generate text"
+            f"make_cache: {name} and the keys of its attention are on different devices; place the "
+            f"attention of a layer and the layer together, as with '{name}', to generate text"
         )
 
 

@@ -16,6 +16,7 @@ from ._beams import beam_search
 from ._decoder import Decoder, home_of
 from ._lanes import DraftLane, Lane
 from ._requests import Request, Stops
+from ._t5 import T5
 from ._tokenizer import Tokenizer, decoder_of, encoded
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ SAME_ROWS = 8  # rows up to which the bits of a product's row don't depend on th
 
 
 def generate(
-    net: Decoder,
+    net: Decoder | T5,
     tokens: Any,
     max_new: int = 32,
     temperature: float = 0.0,
@@ -60,8 +61,9 @@ def generate(
 
     Parameters
     ----------
-    net : Decoder
-        The network.
+    net : Decoder or T5
+        The network. The prompts of T5 are the tokens of its encoder, and the new tokens are those
+        of its decoder.
     tokens : list of list of int, array (requests, time), str, chat, or list of str or of chats
         The prompts, which may have different lengths. Tokens must be less than `net.vocab`. Strings
         and chats need a `tokenizer`. A chat is a list of messages, which are dicts (see
@@ -83,7 +85,7 @@ def generate(
         the negative ones.
     stop : int, str, or list of int, list of int or str, optional
         Tokens, sequences of tokens and strings that end a request. They are not part of the
-        result. By default, the `stop` of the tokenizer.
+        result. By default, the `stop` of the tokenizer, or the `end_tokens` of T5.
     seed : int or list of int, optional
         Seed of each request; an integer means ``seed, seed + 1, ...``. By default, the seeds
         are drawn. A request's tokens depend on its seed and prompt, not on the other requests.
@@ -104,7 +106,7 @@ def generate(
     draft : Decoder or int, optional
         A smaller network with the same vocabulary that proposes `draft_tokens` tokens, which `net`
         checks in one step. The result is the same as without a draft. An integer is the number of
-        tokens to copy from an earlier place with the same last tokens.
+        tokens to copy from an earlier place with the same last tokens. T5 takes no draft.
     draft_tokens : int, default 3
         Number of tokens that the network `draft` proposes, up to 7.
     groups : int, optional
@@ -124,8 +126,9 @@ def generate(
     Raises
     ------
     TypeError, ValueError
-        If the network is no `Decoder`, if prompts are empty or too long for its positions, if
-        tokens are outside its vocabulary, or if options are unknown, out of range or in conflict.
+        If the network is no `Decoder` or `T5`, if prompts are empty or too long for its positions,
+        if tokens are outside its vocabulary, or if options are unknown, out of range or in
+        conflict.
 
     Examples
     --------
@@ -139,7 +142,7 @@ def generate(
     if kwargs:
         known = [*inspect.signature(generate).parameters][1:-1]
         raise unknown_option_of("generate", kwargs, known)
-    _check_network("net", net)
+    _check_network("net", net, (Decoder, T5))
     domain.size(0, max_new=max_new, top_k=top_k)
     domain.size(1, num_beams=num_beams)
     domain.not_negative(temperature=temperature, repetition_penalty=repetition_penalty)
@@ -163,6 +166,8 @@ def generate(
     decode = None if tokenizer is None else decoder_of(tokenizer)
     if stop is None:
         stop = tokenizer.stop if isinstance(tokenizer, Tokenizer) else ()
+        if not stop and isinstance(net, T5):
+            stop = net.end_tokens
     stops = Stops(stop, decode)
     most = max(map(len, prompts)) + max_new
     if 0 < net.max_length < most:
@@ -220,13 +225,12 @@ class _Finish:
         return found[0] if self.single else found
 
 
-def _check_network(name, net):
-    if isinstance(net, Decoder):
+def _check_network(name, net, kinds):
+    if isinstance(net, kinds):
         return
-    kind = type(net).__name__
-    more = ", which has no cache; call it on the whole prefix" if kind == "T5" else ""
+    names = " or ".join(kind.__name__ for kind in kinds)
     raise MXNetTypeError(
-        f"generate: {name} must be a Decoder of model_zoo.text, got a {kind}{more}"
+        f"generate: {name} must be a {names} of model_zoo.text, got a {type(net).__name__}"
     )
 
 
@@ -248,10 +252,12 @@ def _check_beams(options, stops, stream, draft, groups, early_stopping):
 
 
 def _check_draft(net, draft, count, most):
+    if isinstance(net, T5):
+        raise MXNetTypeError("generate: draft needs a Decoder, but net is a T5; omit draft")
     if isinstance(draft, (int, np.integer)) and not isinstance(draft, bool):
         count = int(draft)
     else:
-        _check_network("draft", draft)
+        _check_network("draft", draft, (Decoder,))
         if net.vocab != draft.vocab:
             raise MXNetValueError(
                 f"generate: draft has {draft.vocab} tokens and net {net.vocab}; they must have "
@@ -359,7 +365,8 @@ def _sizes(net, count, groups, draft, draft_tokens):
         size = SAME_ROWS // rows
         return [min(size, count - at) for at in range(0, count, size)]
     if groups is None:
-        devices = len({home_of(layer) for layer in net.make_cache(1, 1)})
+        layers = net.make_cache(1, 1, *([1] if isinstance(net, T5) else []))
+        devices = len({home_of(layer) for layer in layers})
         groups = max(1, min(devices, count // GROUP))
     else:
         domain.size(1, groups=groups)

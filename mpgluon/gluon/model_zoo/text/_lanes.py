@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import ndarray as nd
-from ._cache import Cache
-from ._decoder import home_of
+from ._cache import Cache, device_of_tokens
+from ._sources import Sources
 from ._steps import Prompt, Step, Verify, programs_of
+from ._t5 import T5
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ._decoder import Decoder
     from ._requests import Request
 
-__all__ = ["DraftLane", "Lane", "Prompts"]
+__all__ = ["DraftLane", "Lane", "Prompts", "read_prompts"]
 
 CHUNKS = (512, 128, 32, 8, 1)  # lengths in which prompts are processed; each is compiled once
 LAG = 4  # steps that are queued before the tokens of the first one are read
@@ -36,12 +37,11 @@ class Prompts:
     ) -> None:
         """`more` is the number of tokens that may follow. Each prompt is read into the first of
         `copies` sequences."""
-        self.net = net
+        self.net, self.tokens = net, prompts
         longest = max(len(prompt) for prompt in prompts)
         chunk = next(size for size in CHUNKS if size <= longest)
         self.cache = Cache.create(net, copies * len(prompts), longest + more, max(chunk, 8))
-        weight = getattr(net.embed, "weight", None)  # None if the embedding is split
-        self.ctx = weight.list_ctx()[0] if weight else home_of(self.cache.arrays[0])
+        self.ctx = device_of_tokens(net, self.cache.arrays)
         self.scores = [
             self._read(prompt, self.cache.rows(i * copies, i * copies + 1))
             for i, prompt in enumerate(prompts)
@@ -63,6 +63,16 @@ class Prompts:
         return scores
 
 
+def read_prompts(
+    net: Decoder | T5, prompts: Sequence[np.ndarray], more: int, copies: int = 1
+) -> Prompts | Sources:
+    """Returns the cache after the prompts, and the scores. For T5, the prompts are the tokens of
+    the encoder."""
+    if isinstance(net, T5):
+        return Sources(net, prompts, more, copies)
+    return Prompts(net, prompts, more, copies)
+
+
 def keys_of(seeds: Sequence[int], positions: np.ndarray, ctx: Any) -> NDArray:
     """Returns the keys (rows, 2) of the draws with seeds at positions."""
     return nd.array(np.stack([np.array(seeds, "int64"), positions], 1), ctx=ctx, dtype="int64")
@@ -78,7 +88,7 @@ class Lane:
 
     def __init__(
         self,
-        net: Decoder,
+        net: Decoder | T5,
         requests: list[Request],
         seeds: list[int],
         most: int,
@@ -87,10 +97,10 @@ class Lane:
     ) -> None:
         self.requests, self.left, self.lag = requests, most - 1, LAG if ahead else 0
         self.step = programs_of(net, Step, **options)
-        read = Prompts(net, [request.prompt for request in requests], most)
+        read = read_prompts(net, [request.prompt for request in requests], most)
         scores = nd.concat(*read.scores, dim=0)
         self.cache, ctx = read.cache, scores.context
-        self.lengths = np.array([len(request.prompt) for request in requests])
+        self.lengths = np.array([len(tokens) for tokens in read.tokens])
         self.rows = nd.array(self.lengths, ctx=read.ctx, dtype="int32")
         zeros = np.zeros(len(requests), "int64")
         history = None
@@ -98,7 +108,7 @@ class Lane:
             width = 64
             while width < self.lengths.max() + most:
                 width *= 2
-            history = nd.array(tails([r.prompt for r in requests], width), ctx=ctx, dtype="int32")
+            history = nd.array(tails(read.tokens, width), ctx=ctx, dtype="int32")
         self.drawn = self.step.draw(nd, scores, keys_of(seeds, zeros, ctx), history)
         self.keys = keys_of(seeds, zeros + 1, ctx)
         if history is not None:

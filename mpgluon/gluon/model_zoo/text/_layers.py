@@ -55,6 +55,14 @@ def count_along(F: Any, x: Array, axis: int) -> Array:
     return F.contrib.arange_like(F.cast(x, "float32"), axis=axis)
 
 
+def row_of(F: Any, x: Array, last: Array) -> Array:
+    """Returns the row `last` (batch,) of each sequence of x (batch, time, units)."""
+    places = F.expand_dims(F.cast(last, "float32").as_in_context(x.context), axis=1)
+    steps = F.expand_dims(count_along(F, x, 1), axis=0)
+    chosen = like(F, F.broadcast_equal(places, steps), x)
+    return F.batch_dot(F.expand_dims(chosen, axis=1), x)
+
+
 def seen_keys(F: Any, mask: Array | None) -> Array | None:
     """Returns a mask (batch, keys) with 0 for keys that are not seen as the mask of
     `F.contrib.attention`."""

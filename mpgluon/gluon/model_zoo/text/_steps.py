@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from ...._internal.types import Array
     from ._decoder import Decoder
+    from ._t5 import T5
 
-__all__ = ["BeamStep", "Prompt", "Step", "Verify", "programs_of"]
+__all__ = ["BeamStep", "Encode", "Prompt", "Step", "Verify", "programs_of"]
 
 
 class _Around(HybridBlock):
@@ -24,29 +25,50 @@ class _Around(HybridBlock):
     would delay the release of its memory until the garbage collector runs.
     """
 
-    def __init__(self, net: Decoder, prefix: str) -> None:
+    def __init__(self, net: Decoder | T5, prefix: str) -> None:
         super().__init__(prefix=prefix)
         self._net_reference = weakref.ref(net)
         self.hybridize()
 
     @property
-    def net(self) -> Decoder:
+    def net(self) -> Any:
         """The network, which the caller of a program must keep alive."""
         net = self._net_reference()
         assert net is not None
         return net
 
+    @property
+    def step(self) -> Any:
+        """The function with the arguments of a `Decoder`. T5 itself takes the encoder's tokens."""
+        return getattr(self.net, "step", self.net)
+
+
+class Encode(_Around):
+    """Computes the keys and values of a T5's decoder for the result of its encoder."""
+
+    def __init__(self, net: T5) -> None:
+        super().__init__(net, "encode_")
+
+    def hybrid_forward(self, F: Any, tokens: Array, mask: Array) -> list[Array]:
+        """Returns the keys and values of all layers in turn."""
+        memory = self.net.encoder(self.net.embed(tokens), None, mask)
+        return [
+            array
+            for layer in self.net.decoder.layers
+            for array in layer.memory.keys_and_values(F, memory)
+        ]
+
 
 class Prompt(_Around):
     """Adds a part of a prompt to the cache, and computes the scores after it."""
 
-    def __init__(self, net: Decoder) -> None:
+    def __init__(self, net: Decoder | T5) -> None:
         super().__init__(net, "prompt_")
 
     def hybrid_forward(
         self, F: Any, tokens: Array, lengths: Array, last: Array, cache: Sequence[Any]
     ) -> Array:
-        return self.net(tokens, lengths, last, cache)
+        return self.step(tokens, lengths, last, cache)
 
 
 class _Draws(_Around):
@@ -54,7 +76,7 @@ class _Draws(_Around):
 
     def __init__(
         self,
-        net: Decoder,
+        net: Decoder | T5,
         temperature: float,
         top_k: int,
         top_p: float,
@@ -100,7 +122,7 @@ class Step(_Draws):
         embedding, that device would wait for them before it computes steps of other requests.
         """
         last = F.zeros_like(lengths)
-        scores = self.net(F.expand_dims(tokens, axis=1), lengths, last, cache)
+        scores = self.step(F.expand_dims(tokens, axis=1), lengths, last, cache)
         drawn = self.draw(F, scores, keys, history)
         seed, position = F.split(keys, num_outputs=2, axis=1)
         keys = F.concat(seed, position + 1, dim=1)
@@ -127,13 +149,13 @@ class Verify(_Draws):
     ) -> Array:
         """Returns the drawn tokens (batch * time,) after `tokens` (batch, time). `keys` and
         `history` have a row for each."""
-        return self.draw(F, self.net(tokens, lengths, None, cache), keys, history)
+        return self.draw(F, self.step(tokens, lengths, None, cache), keys, history)
 
 
 class BeamStep(_Around):
     """One step of a beam search. The cache is put in the order of the beams first."""
 
-    def __init__(self, net: Decoder, beams: int, kept: int) -> None:
+    def __init__(self, net: Decoder | T5, beams: int, kept: int) -> None:
         super().__init__(net, "beams_")
         self._beams, self._kept = beams, kept
 
@@ -170,7 +192,7 @@ class BeamStep(_Around):
 
         cache = [reorder(given) for given in cache]
         last = F.zeros_like(lengths)
-        scores = self.net(F.expand_dims(tokens, axis=1), lengths, last, cache)
+        scores = self.step(F.expand_dims(tokens, axis=1), lengths, last, cache)
         return (*self.best(F, scores, totals, self._beams), *moved)
 
 
@@ -184,7 +206,7 @@ class _Programs:
         return _Programs, ()
 
 
-def programs_of(net: Decoder, kind: type[_Around], **options: Any) -> Any:
+def programs_of(net: Decoder | T5, kind: type[_Around], **options: Any) -> Any:
     """Returns the program of a kind with some options."""
     with _creating:
         programs = vars(net).get("_generation")

@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .... import initializer
+from .... import initializer, ndarray as nd
+from ....base import MXNetTypeError
 from ..._huggingface.entries import Drop, Entry, Rename
 from ...block import HybridBlock
 from ...nn import Dense, Dropout, Embedding, GatedMLP, HybridSequential, MultiHeadAttention, RMSNorm
+from ...nn.attention import cache_arrays, home_of_keys, positions_after
 from ._config import MOST_LAYERS
-from ._layers import MLP, count_along, like, seen_keys
+from ._decoder import check_placement, home_of
+from ._layers import MLP, count_along, like, row_of, seen_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Never
 
-    from ...._internal.types import Array, Init
+    from ...._internal.types import Array, Init, NDArray
+    from ....context import Context
     from ._config import Config
 
 __all__ = ["T5"]
 
 _HIDDEN = -1e30  # added to the scores of keys that a row does not see
+_WHOLE = "place whole layers on devices instead"  # advice for split attention
 
 
 class RelativeBias(HybridBlock):
@@ -54,6 +61,10 @@ class RelativeBias(HybridBlock):
         """Returns the bias (1, heads, time, time)."""
         index = count_along(F, x, 1)
         distance = F.broadcast_sub(F.reshape(index, (-1, 1)), F.reshape(index, (1, -1)))
+        return F.expand_dims(F.transpose(self._of(F, distance), (2, 0, 1)), axis=0)
+
+    def _of(self, F, distance):
+        """Returns the bias (..., heads) for the position of a row minus that of a key."""
         after = distance < 0
         distance = F.abs(distance) if self._both else F.maximum(distance, 0)
         bucket = F.minimum(distance, self._half // 2)
@@ -61,7 +72,13 @@ class RelativeBias(HybridBlock):
             bucket = bucket + (distance >= end)
         if self._both:
             bucket = bucket + after * self._half
-        return F.expand_dims(F.transpose(self.buckets(bucket), (2, 0, 1)), axis=0)
+        return self.buckets(bucket)
+
+    def table(self, length: int) -> NDArray:
+        """Returns the bias (length, heads) for the distances 0, 1, ... to earlier keys. During
+        generation, a lookup in it replaces the computation of buckets in each step."""
+        ctx = self.buckets.weight.list_ctx()[0]
+        return self._of(nd, nd.arange(length, ctx=ctx, dtype="float32"))
 
 
 def _bucket_ends(buckets, most):
@@ -113,7 +130,7 @@ class RelativeAttention(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         self.heads: int = heads
-        self._causal = causal
+        self._head_dim, self._causal = head_dim, causal
         with self.name_scope():
             for name, size, inputs in (
                 ("query", heads * head_dim, units),
@@ -133,9 +150,26 @@ class RelativeAttention(HybridBlock):
             self.dropout = Dropout(dropout) if dropout else None
 
     def hybrid_forward(
-        self, F: Any, x: Array, mask: Array | None = None, bias: Array | None = None
+        self,
+        F: Any,
+        x: Array,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        lengths: Array | None = None,
+        cache: Sequence[Array] | None = None,
     ) -> Array:
-        """`bias` is (1, heads, time, time), and `mask` (batch, time) is 0 for hidden keys."""
+        """`bias` is (1, heads, time, time), and `mask` (batch, time) is 0 for hidden keys.
+
+        With a `cache` of keys and values, whose first `lengths` (batch,) rows are in use, the new
+        ones are added to it, and `bias` is (batch, heads, time, rows of the cache).
+        """
+        if cache is not None:
+            new = (
+                F.reshape(product(x), (0, 0, self.heads, -1))
+                for product in (self.query, self.key, self.value)
+            )
+            out = F.contrib.cached_attention(*new, *cache, lengths, bias, scale=1.0)
+            return self.proj(F.reshape(out, (0, 0, -3)))
         query, key, value = (
             F.reshape(
                 F.transpose(F.reshape(product(x), (0, 0, self.heads, -1)), (0, 2, 1, 3)), (-3, 0, 0)
@@ -158,6 +192,47 @@ class RelativeAttention(HybridBlock):
             weights = self.dropout(weights)
         out = F.reshape(F.batch_dot(weights, value), (-4, -1, self.heads, 0, 0))
         return self.proj(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3)))
+
+    def make_cache(self, batch: int, length: int) -> list[NDArray]:
+        """Returns empty keys and values (batch, length, heads, head_dim)."""
+        ctx, dtype = home_of_keys(self.key, _WHOLE)
+        return cache_arrays((batch, length, self.heads, self._head_dim), 0, 0, ctx, dtype)
+
+
+class MemoryAttention(MultiHeadAttention):
+    """Attention to the result of the encoder. For generation, its keys and values are computed once
+    (`keys_and_values`), and kept in a cache."""
+
+    def keys_and_values(self, F: Any, memory: Array) -> list[Array]:
+        """Returns the keys and values (batch, time, heads, head_dim) of the encoder's result, on
+        the device of this layer."""
+        memory = memory.as_in_context(home_of_keys(self.key, _WHOLE)[0])
+        return [
+            F.reshape(product(memory), (0, 0, self._kv_heads, -1))
+            for product in (self.key, self.value)
+        ]
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        query: Any,
+        key: Any = None,
+        value: Any = None,
+        mask: Any = None,
+        lengths: Any = None,
+        segments: Any = None,
+        positions: Any = None,
+        cache: Any = None,
+    ) -> Any:
+        """With a `cache` of keys and values, the query attends to their first `lengths` rows.
+        Consecutive sequences of the query may share the keys of one sequence."""
+        if cache is None:
+            return super().hybrid_forward(F, query, key, value, mask, lengths, segments, positions)
+        keys, values = cache
+        rows, shared = query.shape[1], query.shape[0] // keys.shape[0]
+        q = F.reshape(self.query(query), (-1, shared * rows, self._heads, self._head_dim))
+        out = F.contrib.attention(q, keys, values, lengths=lengths, scale=self._scale)
+        return self.proj(F.reshape(out, (-1, rows, self._heads * self._head_dim)))
 
 
 class T5Layer(HybridBlock):
@@ -192,13 +267,25 @@ class T5Layer(HybridBlock):
         bias: Array,
         memory: Array | None = None,
         mask: Array | None = None,
+        lengths: Array | None = None,
+        cache: Sequence[Array] | None = None,
     ) -> Array:
-        """`mask` concerns the keys of the encoder's tokens."""
+        """`mask` concerns the keys of the encoder's tokens. `cache` is an item of the result of
+        `T5.make_cache`."""
+        if cache is not None:
+            return self._advanced(x, bias, lengths, cache)
         own = mask if self.memory is None else None
         x = x + self._dropped(self.attention(self.attention_norm(x), own, bias))
         if self.memory is not None:
             y = self.memory(self.memory_norm(x), memory, None, seen_keys(F, mask))
             x = x + self._dropped(y)
+        return x + self._dropped(self.mlp(self.mlp_norm(x)))
+
+    def _advanced(self, x, bias, lengths, cache):
+        own, (keys, values, known, _) = cache[:2], cache[2:]
+        x = x + self._dropped(self.attention(self.attention_norm(x), None, bias, lengths, own))
+        y = self.memory_norm(x)
+        x = x + self._dropped(self.memory(y, None, None, None, known, None, None, [keys, values]))
         return x + self._dropped(self.mlp(self.mlp_norm(x)))
 
     def _dropped(self, x):
@@ -232,6 +319,33 @@ class T5Stack(HybridBlock):
         x = self.norm(x)
         return x if self.dropout is None else self.dropout(x)
 
+    def advance(self, F: Any, x: Array, lengths: Array, cache: Sequence[Sequence[Array]]) -> Array:
+        """Adds steps to a cache, see `T5.hybrid_forward`. This isn't a call of the block, because a
+        block on another device than one of its layers would get a copy of the layer's cache."""
+        if self.dropout is not None:
+            x = self.dropout(x)
+        bias: dict[Context, Array] = {}
+        rows: dict[Context, Array] = {}
+        for layer, arrays in zip(self.layers, cache):
+            ctx = home_of(arrays)
+            if ctx not in bias:
+                rows[ctx] = lengths.as_in_context(ctx)
+                bias[ctx] = _bias_of_steps(F, x.as_in_context(ctx), rows[ctx], arrays)
+            x = layer(x, bias[ctx], None, None, rows[ctx], arrays)
+        x = self.norm(x)
+        return x if self.dropout is None else self.dropout(x)
+
+
+def _bias_of_steps(F, x, lengths, arrays):
+    """Returns the bias (batch, heads, time, rows of the cache) of the steps x (batch, time, units)
+    after `lengths` earlier ones."""
+    keys, table = arrays[0], arrays[-1]
+    at = F.expand_dims(positions_after(F, x, lengths), axis=2)
+    key = F.reshape(count_along(F, keys, 1), (1, 1, -1))
+    # Later keys are hidden, so their distance, which is clipped to 0, does not matter.
+    distance = F.broadcast_sub(F.cast(at, "float32"), key)
+    return F.transpose(F.take(table, distance, mode="clip"), (0, 3, 1, 2))
+
 
 class T5(HybridBlock):
     """An encoder-decoder for text: children `embed`, `encoder`, `decoder` and `head`.
@@ -262,6 +376,10 @@ class T5(HybridBlock):
         Rate of all dropouts.
     deviation : float
         Standard deviation of initial weights.
+    start_token : int
+        First token of the decoder.
+    end_tokens : sequence of int
+        Tokens that end a text.
 
     Examples
     --------
@@ -290,16 +408,22 @@ class T5(HybridBlock):
         epsilon: float = 1e-6,
         dropout: float = 0.0,
         deviation: float = 0.02,
+        start_token: int = 0,
+        end_tokens: Sequence[int] = (1,),
         **kwargs: Never,
     ) -> None:
         super().__init__(**kwargs)
+        self.vocab: int = vocab
+        self.max_length: int = 0  # relative positions have no limit
+        self.start_token: int = start_token
+        self.end_tokens: Sequence[int] = end_tokens
         self._head_scale = head_scale
         init = initializer.Normal(deviation)
         attention = partial(
             RelativeAttention, units, heads, head_dim, dropout=dropout, weight_initializer=init
         )
         memory = partial(
-            MultiHeadAttention,
+            MemoryAttention,
             units,
             heads,
             head_dim=head_dim,
@@ -342,11 +466,80 @@ class T5(HybridBlock):
             )
 
     def hybrid_forward(
-        self, F: Any, tokens: Array, decoder_tokens: Array, mask: Array | None = None
+        self,
+        F: Any,
+        tokens: Array | None,
+        decoder_tokens: Array,
+        mask: Array | None = None,
+        lengths: Array | None = None,
+        last: Array | None = None,
+        cache: Sequence[Sequence[Array]] | None = None,
     ) -> Array:
-        memory = self.encoder(self.embed(tokens), None, mask)
-        x = self.decoder(self.embed(decoder_tokens), memory, mask)
+        """With a `cache` of `make_cache`, whose first `lengths` (batch,) rows are in use, the
+        decoder's tokens follow these rows, and their keys and values are added to the cache. The
+        encoder is not computed, so `tokens` is None. With `last` (batch,), the result is the scores
+        (batch, 1, vocab) of this row of the decoder's tokens."""
+        if cache is None:
+            memory = self.encoder(self.embed(tokens), None, mask)
+            x = self.decoder(self.embed(decoder_tokens), memory, mask)
+        else:
+            x = self.decoder.advance(F, self.embed(decoder_tokens), lengths, cache)
+        if last is not None:
+            x = row_of(F, x, last)
         return self.head(x if self._head_scale == 1 else x * self._head_scale)
+
+    def step(
+        self, tokens: Array, lengths: Array, last: Array | None, cache: Sequence[Sequence[Array]]
+    ) -> Array:
+        """Adds tokens of the decoder to a cache, with the arguments of a `Decoder`."""
+        return self(None, tokens, None, lengths, last, cache)
+
+    def make_cache(
+        self, batch: int, length: int, memory_length: int, shared: int = 1
+    ) -> list[list[NDArray]]:
+        """Returns the empty cache of the decoder.
+
+        Each layer of the decoder has six arrays on its device: its keys and values (batch, length,
+        heads, head_dim), the keys and values (batch, memory_length, heads, head_dim) and the
+        lengths (batch,) of the encoder's results, and the bias (length, heads) of distances.
+        ``net.decoder.layers[i].memory.keys_and_values`` computes those of the encoder's results.
+
+        Parameters
+        ----------
+        batch, length : int
+            Number of sequences, and the largest number of the decoder's tokens of each.
+        memory_length : int
+            Largest number of the encoder's tokens.
+        shared : int, default 1
+            Number of consecutive sequences that share the result of the encoder.
+
+        Returns
+        -------
+        list of list of NDArray
+
+        Examples
+        --------
+        >>> net = gluon.model_zoo.text.T5(
+        ...     32, units=16, heads=4, head_dim=4, hidden=24, layers=1)
+        >>> net.initialize()
+        >>> [array.shape for array in net.make_cache(1, 8, 5)[0]]
+        [(1, 8, 4, 4), (1, 8, 4, 4), (1, 5, 4, 4), (1, 5, 4, 4), (1,), (8, 4)]
+        """
+        bias, found = self.decoder.bias.table(length), []
+        for i, layer in enumerate(self.decoder.layers):
+            name = f"decoder.layers.{i}"
+            for attention in (layer.attention, layer.memory):
+                if not isinstance(attention, (RelativeAttention, MemoryAttention)):
+                    raise MXNetTypeError(
+                        f"make_cache: the attention of {name} is split over devices; {_WHOLE}"
+                    )
+                check_placement(name, layer, attention)
+            own = layer.attention.make_cache(batch, length)
+            ctx, dtype = own[0].context, own[0].dtype
+            memory = layer.memory.make_cache(batch // shared, memory_length)
+            known = nd.zeros((batch // shared,), ctx=ctx, dtype="int32")
+            found.append([*own, *memory, known, bias.as_in_context(ctx).astype(dtype)])
+        return found
 
 
 def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
@@ -376,6 +569,7 @@ def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
     layers = config.size("num_layers", 6, MOST_LAYERS)
+    ends = config.get("eos_token_id", 1)
     net = T5(
         vocab=config.size("vocab_size", 32128),
         units=units,
@@ -392,6 +586,8 @@ def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
         head_scale=units**-0.5 if scaled else 1.0,
         epsilon=config.number("layer_norm_epsilon", 1e-6),
         dropout=config.number("dropout_rate", 0.1),
+        start_token=config.get("decoder_start_token_id", config.get("pad_token_id", 0)),
+        end_tokens=ends if isinstance(ends, list) else [ends],
     )
     config.finish()
     return net, _names(gated)
