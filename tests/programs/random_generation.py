@@ -271,11 +271,6 @@ class Case:
             limit = TOLERANCE[self.precision] * max(1, np.abs(row).max()) + 2 * error
             assert row[token] >= row.max() - limit, (i, token, row[token], row.max())
 
-    def whole(self, net, prompt, new):
-        """Returns the tokens before the new ones, and the scores after them and each new one."""
-        tokens = nd.array([[*prompt, *new]], dtype="int32", ctx=on(0))
-        return prompt, net(tokens)[0].astype("float32").asnumpy()[len(prompt) - 1 :]
-
 
 class T5Case(Case):
     """A T5, whose prompts are the tokens of the encoder."""
@@ -298,64 +293,7 @@ class T5Case(Case):
             "start_token": r.randrange(self.vocab),
         }
         self.prompts = [prompt[:300] for prompt in self.prompts]
-        last = self.network["decoder_layers"]
-        self.decoder_devices = sorted(r.randrange(3) for _ in range(last))
-        self.splits = False
-
-    def make(self):
-        mx.random.seed(self.seed)
-        net = text.T5(self.vocab, layers=self.layers, deviation=0.3, prefix="net_", **self.network)
-        net.initialize(ctx=on(0))
-        net.cast(self.dtype)
-        return net
-
-    def placed(self):
-        net, places = self.make(), {}
-        for name, devices in (("encoder", self.devices), ("decoder", self.decoder_devices)):
-            places[rf"{name}|{name}\.bias"] = on(devices[0])
-            places[rf"{name}\.norm"] = on(devices[-1])
-            places.update({rf"{name}\.layers\.{i}": on(d) for i, d in enumerate(devices)})
-        places.update({"embed": on(self.devices[0]), "head": on(self.decoder_devices[-1])})
-        net.place(places, verbose=False)
-        return net
-
-    def drafts(self):
-        return ()
-
-    def whole(self, net, prompt, new):
-        begin = [net.start_token]
-        given = [nd.array([one], dtype="int32", ctx=on(0)) for one in (prompt, [*begin, *new])]
-        return begin, net(*given)[0].astype("float32").asnumpy()
-
-
-def case(seed):
-    return T5Case(seed) if seed % 4 == 0 else Case(seed)
-
-
-class T5Case(Case):
-    """A T5, whose prompts are the tokens of the encoder."""
-
-    def __init__(self, seed):
-        super().__init__(seed)
-        r = random.Random(seed)
-        self.network = {
-            "units": r.choice([16, 24]),
-            "heads": r.choice([1, 2, 4]),
-            "head_dim": r.choice([4, 8]),
-            "hidden": r.choice([12, 32]),
-            "decoder_layers": r.randint(1, 3),
-            "activation": r.choice(["relu", "silu", "gelu_tanh"]),
-            "gated": r.random() < 0.5,
-            "buckets": r.choice([8, 32]),
-            "most": r.choice([20, 128]),
-            "tied": r.random() < 0.5,
-            "head_scale": r.choice([1.0, 0.25]),
-            "start_token": r.randrange(self.vocab),
-        }
-        self.prompts = [prompt[:300] for prompt in self.prompts]
-        self.decoder_devices = sorted(
-            r.randrange(3) for _ in range(self.network["decoder_layers"])
-        )
+        self.decoder_devices = sorted(r.randrange(3) for _ in range(self.network["decoder_layers"]))
         self.splits, self.draft, self.adapters, self.unstable = False, None, (), False
 
     def plain(self, layers=None):
