@@ -4,7 +4,8 @@ whole sequences.
     python tests/programs/random_generation.py [--count 1000] [--seed 7]
 
 Every way to generate must give the same tokens: alone or in a batch, placed on devices, in groups,
-with drafts, with windows that move, as a stream, by a copy, and in several threads. Greedy tokens
+with drafts, with windows that move, as a stream, by a copy, in several threads, and by a network
+that changed between calls. Greedy tokens
 must have the largest scores that the network computes for the whole sequence without a cache, and
 sequences of a beam search the scores of the network. The network may have packed weights and
 adapters, and run under amp. Networks with split heads are checked by scores alone, because their
@@ -123,19 +124,25 @@ class Case:
         net.cast(self.dtype)
         return net
 
-    def make(self, layers=None, place=None):
-        """Returns a network, placed by `place`, with packed weights and adapters."""
+    def make(self, layers=None, place=None, use=lambda net: None):
+        """Returns a network, placed by `place`, with packed weights and adapters. `use` is called
+        with the network between all changes."""
         net = self.plain(layers)
+        use(net)
         if place is not None:
             place(net)
+            use(net)
         if self.format:
             attention = r"layers\.\d+\.attention\..*"
             quantize_weights(net, self.format, skip=attention if self.splits else ())
+            use(net)
         for name in self.adapters:
             self.adapt(net, name)
+            use(net)
         if self.adapters:
             lora.enable(net, *self.adapters)
             if self.merged:
+                use(net)
                 lora.merge(net, keep=False, dequantize=True)
         return net
 
@@ -187,7 +194,7 @@ class Case:
                 assert found == expected, f"{name}: {found}, not {expected}"
         self.check_beams(net)
         if self.splits:
-            split = self.make(place=self.divided)
+            split = self.make(place=self.divided, use=self.use)
             self.check_all(net, text.generate(split, self.prompts, **self.options))
 
     def check_all(self, net, found):
@@ -209,6 +216,25 @@ class Case:
             for call in calls:
                 yield "threads", call.result()
         yield "placed", text.generate(self.placed(), self.prompts, groups=1, **self.options)
+        yield "changed", text.generate(self.changed(), self.prompts, groups=1, **self.options)
+
+    def use(self, net):
+        text.generate(net, self.prompts[:1], max_new=2, draft=self.count)
+
+    def changed(self):
+        """Returns a network that was in use while it changed."""
+        net = self.make(use=self.use)
+        self.use(net)
+        if self.adapters and not (self.merged or self.format or self.network["tied"]):
+            lora.merge(net)
+            self.use(net)
+            lora.unmerge(net)
+        if self.dtype == "float32" or not self.adapters:  # adapters of halves are float32
+            net.cast("float64")
+            self.use(net)
+            net.cast(self.dtype)
+        net.place([on(0), on(1)], verbose=False)
+        return net
 
     def other_ways(self, net):
         """Yields (name, tokens) for each way with other numbers of rows."""
