@@ -8,7 +8,9 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo import text
 from support.devices import on
+from support.networks import PROMPTS, decoder
 from support.pipelines import data
 
 quantize_weights = mx.contrib.quantization.quantize_weights
@@ -253,7 +255,6 @@ def test_attention_and_mlp_are_replaced_and_tied_heads_stay():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_generation_uses_packed_weights(dtype):
-    text = gluon.model_zoo.text
     config = {"model_type": "llama", "vocab_size": 40, "num_attention_heads": 4}
     config |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -402,3 +403,19 @@ def test_training_step_passes_gradients_through_packed_layers(schedule):
         assert np.abs(results[-1][1]).max() > 0
     for one, two in zip(*results):
         np.testing.assert_array_equal(one, two)
+
+
+def test_packed_layers_cannot_be_split():
+    attention, devices = "layers.0.attention", [on(0), on(1)]
+    net = quantize_weights(decoder("llama"), "int8")
+    for layer, how, message in (
+        (attention, "heads", "query, key, value, proj have packed weights, so split the block"),
+        ("head", "row", "QuantizedDense, which cannot be split by 'row'"),
+    ):
+        with pytest.raises((ValueError, mx.MXNetError), match=message):
+            mx.parallel.shard(net, {layer: how}, devices)
+    net = decoder("llama")
+    mx.parallel.shard(net, {attention: "heads"}, devices)
+    quantize_weights(net, "int8")
+    assert isinstance(net.head, nn.QuantizedDense)
+    assert text.generate(net, PROMPTS, max_new=2)

@@ -711,8 +711,10 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
             f"the block has its own parameters ({', '.join(own_parameters(block))}), which "
             "cannot be split by 'heads'"
         )
-    dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
-    inputs, output = _products(dense, inputs, output)
+    own = children(block)
+    dense = {name: child for name, child in own.items() if isinstance(child, nn.Dense)}
+    packed = [name for name, child in own.items() if isinstance(child, nn.QuantizedDense)]
+    inputs, output = _products(dense, packed, inputs, output)
     blocks_of_input = blocks if len(inputs) == 1 else 1
     heads, choices = _counters(
         block, attributes, dense[inputs[0]].weight.shape[0] // blocks_of_input, blocks
@@ -731,10 +733,13 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
     return inputs, output, heads, choices, blocks_of_input
 
 
-def _products(dense, inputs, output):
+def _products(dense, packed, inputs, output):
     """Returns the names of the Dense children that compute queries, keys and values, and of the
-    output child. If they are not given, common names are tried."""
+    output child. If they are not given, common names are tried. `packed` lists the children with
+    packed weights, for errors."""
     there = f"its Dense children are {', '.join(dense) or 'none'}"
+    if packed:
+        there += f"; {', '.join(packed)} have packed weights, so split the block before packing"
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
         if inputs is None:
