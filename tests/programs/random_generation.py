@@ -192,10 +192,13 @@ class Case:
                 self.check_all(net, found)
             else:
                 assert found == expected, f"{name}: {found}, not {expected}"
-        self.check_beams(net)
+        found = self.check_beams(net, net)
+        placed = self.check_beams(net, self.placed())
+        assert found == placed, f"placed beams: {placed}, not {found}"
         if self.splits:
             split = self.make(place=self.divided, use=self.use)
             self.check_all(net, text.generate(split, self.prompts, **self.options))
+            self.check_beams(net, split)
 
     def check_all(self, net, found):
         for prompt, new in zip(self.prompts, found):
@@ -209,10 +212,11 @@ class Case:
         yield "stream", streamed
         copied = copy.deepcopy(net) if self.count % 2 else pickle.loads(pickle.dumps(net))
         yield "copy", text.generate(copied, self.prompts, **self.options)
-        with ThreadPoolExecutor(2) as threads:
+        with ThreadPoolExecutor(3) as threads:
             calls = [
                 threads.submit(text.generate, net, self.prompts, **self.options) for _ in range(2)
             ]
+            threads.submit(text.generate, net, self.prompts, 3, num_beams=self.beams).result()
             for call in calls:
                 yield "threads", call.result()
         yield "placed", text.generate(self.placed(), self.prompts, groups=1, **self.options)
@@ -251,13 +255,11 @@ class Case:
             draft = self.make(1) if self.draft == "network" else self.draft
             yield "draft", text.generate(placed, self.prompts, draft=draft, **options)
 
-    def check_beams(self, net):
-        """Compares the scores of a beam search with those of the whole sequences."""
+    def check_beams(self, net, used):
+        """Compares the scores of a beam search with those of the whole sequences. Returns them."""
         stop = [token for token in self.options.get("stop", []) if isinstance(token, int)]
         options = {"max_new": self.most, "num_beams": self.beams, "stop": stop}
-        found, scores = text.generate(net, self.prompts, return_scores=True, **options)
-        placed = text.generate(self.placed(), self.prompts, **options)
-        assert found == placed, f"placed beams: {placed}, not {found}"
+        found, scores = text.generate(used, self.prompts, return_scores=True, **options)
         for prompt, new, score in zip(self.prompts, found, () if self.unstable else scores):
             if len(new) < self.most:
                 new = [*new, *stop]
@@ -267,6 +269,7 @@ class Case:
             rows -= np.log(np.exp(rows).sum(1, keepdims=True))
             wanted = sum(row[token] for row, token in zip(rows, new)) / len(new)
             assert abs(score - wanted) <= limit, f"beams: score {score}, not {wanted}"
+        return found, scores
 
     def begin(self, prompt):
         """Returns the tokens before the new ones."""
