@@ -39,13 +39,18 @@ mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs);
 
 /* Makes `array` a variable: a leaf of the tape. Backward writes (or adds) its gradient into
- * `gradient`, to which the variable takes a new reference. The array's previous tape node is
+ * `gradient`, to which the variable takes a new reference. If `gradient` is NULL, the gradient is
+ * zero, and its memory is allocated when it is first needed. The array's previous tape node is
  * released. */
 mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                                       const mpg_tensor *gradient);
-/* Sets *gradient to a new reference to a variable's gradient tensor, and *request to its grad_req.
- * Returns false if the array is not a variable. */
-bool mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient, mpg_grad_req *request);
+/* Sets *gradient to a new reference to a variable's gradient tensor, which is allocated if
+ * necessary. The tensor is empty if the array is not a variable. */
+mpg_status mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient);
+/* True if the array is a variable whose gradient has been allocated. */
+bool mpg_autograd_has_gradient(const mpg_array *array);
+/* Sets *request to a variable's grad_req. Returns false if the array is not a variable. */
+bool mpg_autograd_request(const mpg_array *array, mpg_grad_req *request);
 /* Get and set the "fresh" flag of a variable's gradient. Backward sets the flag, and Trainer
  * clears it after an update, so that it can detect stale gradients. */
 bool mpg_autograd_fresh(const mpg_array *array);

@@ -287,22 +287,35 @@ static mpg_status check_heads(mpg_array *const *heads, int num_heads, const char
   return MPG_OK;
 }
 
+/* Allocates the missing gradients of the collected variables. If *created is set, the pass must be
+ * restarted, because other threads may have used the tape meanwhile. */
+static mpg_status create_gradients(const mpg_backward_pass *pass, bool *created) {
+  for (size_t i = 0; i < pass->num_variables; i++) {
+    if (!mpg_tape_lacks_gradient(pass->variables[i])) continue;
+    *created = true;
+    MPG_TRY(mpg_tape_create_gradient(pass->variables[i]));
+  }
+  return MPG_OK;
+}
+
 static mpg_status try_backward(head_list *list, bool retain, bool train, bool together,
                                bool *again) {
   mpg_backward_pass *pass;
   MPG_TRY(pass_begin(&pass));
   mode former = enter(false, train);
+  bool created = false;
   mpg_status status = mpg_backward_pass_collect(pass, list->heads, list->count, false, together);
-  if (status == MPG_OK)
+  if (status == MPG_OK) status = create_gradients(pass, &created);
+  if (status == MPG_OK && !created)
     status =
         reserve_lists(pass, list->count, 4, pass->num_variables + pass->num_parameter_sets, list);
-  if (status == MPG_OK) {
+  if (status == MPG_OK && !created) {
     status = backward(pass, list, retain, train, again);
     if (!*again && !retain && (status == MPG_OK || pass->taken)) consume(pass);
   }
   leave(former);
   pass_end(pass);
-  return status;
+  return status == MPG_OK && created ? try_backward(list, retain, train, together, again) : status;
 }
 
 mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads,

@@ -38,6 +38,7 @@ mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
     parameters->gradients[i].storage = NULL;
     parameters->variables[i] = NULL;
     if (!variable || variable->request == MPG_GRAD_NULL) continue;
+    MPG_ASSERT(variable->gradient.storage);
     parameters->variables[i] = mpg_tape_retain(variable);
     parameters->gradients[i] = variable->gradient;
     mpg_contents_track(variable->gradient.storage);

@@ -50,6 +50,7 @@ struct mpg_parameter_set {
   mpg_tensor tensors[];
 };
 
+/* The gradients that are wanted must have been allocated (mpg_tape_create_gradient). */
 mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
                                   mpg_parameter_set **parameters); /* new reference */
 static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *parameters) {

@@ -97,19 +97,9 @@ static mpg_status deliver(mpg_array *result, mpg_target *target) {
 
 mpg_status mpg_backward_pass_fill_zero(mpg_backward_pass *pass, uint32_t value) {
   const mpg_graph_value *of = &pass->graph.values[value];
-  mpg_full_params params;
-  memset(&params, 0, sizeof params);
-  params.shape = mpg_shape_tuple(&of->desc.shape);
-  params.dtype = of->desc.dtype;
   mpg_device *device;
   MPG_TRY(mpg_device_get(of->device, &device));
-  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full),
-                         .params = &params,
-                         .num_outputs = 1,
-                         .outputs = &pass->arrays[value].tensor,
-                         .backward = true,
-                         .device = device};
-  return mpg_invoke(&call);
+  return mpg_tape_zeros(&of->desc, device, true, &pass->arrays[value].tensor);
 }
 
 /* Checks a gradient that a call returned, and casts it to the input's dtype. */

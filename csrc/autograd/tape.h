@@ -70,9 +70,14 @@ struct mpg_tape_node {
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence; /* creation order */
-  /* For an op that computes a gradient (of any order), the `sequence` of the differentiated forward
-   * op. 0 for a forward op. */
-  uint64_t family;
+  union {
+    /* For an op that computes a gradient (of any order), the `sequence` of the differentiated
+     * forward op. 0 for a forward op. */
+    uint64_t family;
+    /* Variables only: serial number (mpg_storage.born) that is reserved for the gradient. A
+     * gradient that is first needed during a trace is thus as old as its variable. */
+    uint64_t gradient_born;
+  };
   uint64_t visit;      /* number of the latest backward pass that reached the node */
   uint32_t graph_node; /* index of this node's graph node in the latest backward pass */
   mpg_tape_node *next; /* next node in the list of nodes to free or in a free list */
@@ -87,7 +92,7 @@ struct mpg_tape_node {
   /* Expanded calls only: the node and output that replace each output. The array and its
    * references to nodes are owned. */
   mpg_tape_edge *expansion;
-  mpg_tensor gradient; /* variables only; owned */
+  mpg_tensor gradient; /* variables only; owned. Empty until mpg_tape_create_gradient */
   /* Calls only: the parameters, which are inputs after those in `edges` (parameter_set.h). Owned
    * reference, or NULL. */
   mpg_parameter_set *parameters;
@@ -100,6 +105,16 @@ static inline mpg_tape_node *mpg_tape_retain(mpg_tape_node *node) {
   if (node) node->references++;
   return node;
 }
+/* True for a variable whose gradient is wanted but has not been allocated. NULL is allowed. */
+static inline bool mpg_tape_lacks_gradient(const mpg_tape_node *node) {
+  return node && node->kind == MPG_TAPE_VARIABLE && node->request != MPG_GRAD_NULL &&
+         !node->gradient.storage;
+}
+/* Allocates a variable's gradient, which is zero, unless it exists. Other threads may run. */
+mpg_status mpg_tape_create_gradient(mpg_tape_node *variable);
+/* Creates an array of zeros. Other threads may run. */
+mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, bool backward,
+                          mpg_tensor *zeros);
 void mpg_tape_destroy(mpg_tape_node *node);
 static inline void mpg_tape_release(mpg_tape_node *node) {
   if (node && --node->references == 0) mpg_tape_destroy(node);

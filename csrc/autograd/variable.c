@@ -2,10 +2,13 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "autograd/trace.h"
+#include "op/params.h"
 
 mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                                       const mpg_tensor *gradient) {
-  if (array->trace || (gradient && !gradient->storage)) /* a traced array has no storage */
+  /* A traced array has no storage. */
+  if (array->trace || (gradient ? !gradient->storage : mpg_trace_takes(array)))
     return mpg_fail(MPG_ERROR, "attach_grad cannot be called inside a hybridized block's forward");
   const mpg_desc *desc = &array->tensor.desc;
   if (gradient) {
@@ -21,8 +24,6 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                       mpg_dtype_name(gradient->desc.dtype),
                       mpg_shape_text(&gradient->desc.shape, have, sizeof have),
                       mpg_device_text(mpg_tensor_device(gradient)));
-  } else if (request != MPG_GRAD_NULL) {
-    return mpg_fail(MPG_ERROR, "a gradient array is required unless grad_req is 'null'");
   }
   mpg_tape_node *node;
   MPG_TRY(mpg_tape_new(MPG_TAPE_VARIABLE, 0, 1, 0, &node));
@@ -32,6 +33,8 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
   if (gradient) {
     node->gradient = *gradient;
     mpg_tensor_retain(&node->gradient);
+  } else {
+    node->gradient_born = mpg_storage_new_birth();
   }
   mpg_tape_node *former = array->node;
   mpg_array_changed(array);
@@ -45,11 +48,55 @@ static mpg_tape_node *variable_of(const mpg_array *array) {
   return array->node && array->node->kind == MPG_TAPE_VARIABLE ? array->node : NULL;
 }
 
-bool mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient, mpg_grad_req *request) {
-  const mpg_tape_node *variable = variable_of(array);
-  if (!variable) return false;
+mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, bool backward,
+                          mpg_tensor *zeros) {
+  mpg_zeros_params params;
+  memset(&params, 0, sizeof params);
+  params.shape = mpg_shape_tuple(&desc->shape);
+  params.dtype = desc->dtype;
+  mpg_invocation call = {.op = mpg_op_get(MPG_OP__zeros),
+                         .params = &params,
+                         .num_outputs = 1,
+                         .outputs = zeros,
+                         .backward = backward,
+                         .device = device};
+  return mpg_invoke(&call);
+}
+
+mpg_status mpg_tape_create_gradient(mpg_tape_node *variable) {
+  if (variable->gradient.storage) return MPG_OK;
+  mpg_tensor zeros = {0};
+  mpg_tape_retain(variable);
+  mpg_status status = mpg_tape_zeros(&variable->descs[0], variable->devices[0], false, &zeros);
+  if (status == MPG_OK && !variable->gradient.storage) {
+    zeros.storage->born = variable->gradient_born;
+    variable->gradient = zeros;
+  } else { /* another thread has created it */
+    mpg_tensor_release(&zeros);
+  }
+  mpg_tape_release(variable);
+  return status;
+}
+
+mpg_status mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient) {
+  mpg_tape_node *variable = mpg_tape_retain(variable_of(array));
+  *gradient = (mpg_tensor){0};
+  if (!variable) return MPG_OK;
+  mpg_status status = mpg_tape_create_gradient(variable);
   *gradient = variable->gradient;
   mpg_tensor_retain(gradient);
+  mpg_tape_release(variable);
+  return status;
+}
+
+bool mpg_autograd_has_gradient(const mpg_array *array) {
+  const mpg_tape_node *variable = variable_of(array);
+  return variable && variable->gradient.storage;
+}
+
+bool mpg_autograd_request(const mpg_array *array, mpg_grad_req *request) {
+  const mpg_tape_node *variable = variable_of(array);
+  if (!variable) return false;
   *request = (mpg_grad_req)variable->request;
   return true;
 }

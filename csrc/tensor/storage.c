@@ -16,6 +16,7 @@ static uint64_t watched_writes, foreign_reads;
 static uint64_t births; /* number of storages created so far; runtime state */
 
 uint64_t mpg_storage_births(void) { return births; }
+uint64_t mpg_storage_new_birth(void) { return ++births; }
 
 static mpg_storage *new_storage(void) {
   mpg_storage *storage = free_storages;

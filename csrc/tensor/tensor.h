@@ -59,7 +59,8 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
  * is not called. */
 mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *),
                             void *owner, mpg_storage **storage);
-uint64_t mpg_storage_births(void); /* number of storages created so far */
+uint64_t mpg_storage_births(void);    /* number of storages created so far */
+uint64_t mpg_storage_new_birth(void); /* reserves a serial number for a later storage */
 static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
 void mpg_storage_destroy(mpg_storage *storage);
 /* Releases imported memory whose storage has been destroyed, if the queued work that used the

@@ -211,6 +211,7 @@ def test_copy_on_write_copies_are_freed_with_the_tape(hybridize):
     net = gluon.nn.HybridLambda(lambda F, x, w: x * w)
     net.hybridize(hybridize)
     w, x = (variable(np.ones(LARGE), on(0)) for _ in range(2))
+    assert w.grad is not None is not x.grad  # allocates them
     for _ in range(2):
         before = in_use()
         with autograd.record():

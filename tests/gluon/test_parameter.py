@@ -1,5 +1,8 @@
 """Parameters and their dicts."""
 
+import copy
+import gc
+
 import numpy as np
 import pytest
 
@@ -57,6 +60,68 @@ def test_backward_writes_into_the_same_gradient_array():
         np.testing.assert_array_equal(grad.asnumpy(), np.full(3, factor))
     p.zero_grad()
     assert grad.asnumpy().max() == 0
+
+
+def in_use(ctx):
+    nd.waitall()
+    return mx.context.memory_stats(ctx)["in_use"]
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_gradient_memory_is_allocated_when_it_is_first_used(tmp_path, hybridize):
+    size, before = 4 << 18, in_use(on(1))
+    net = nn.HybridSequential()
+    net.add(nn.Dense(512, in_units=512, use_bias=False))
+    net.initialize(ctx=on(0))
+    net.hybridize(hybridize)
+    weight = net[0].weight
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+    x = nd.ones((1, 512), ctx=on(1))
+    net.collect_params().reset_ctx(on(1))
+    net.cast("float64")
+    net.cast("float32")
+    net(x).wait_to_read()
+    net.zero_grad()
+    weight.grad_req = "add"
+    mx.parallel.save(tmp_path / "saved", net, trainer)
+    mx.parallel.load(tmp_path / "saved", net, trainer)
+    copied = copy.deepcopy(net)
+    assert in_use(on(1)) - before < 2.5 * size  # two networks
+    del copied
+    gc.collect()
+    assert in_use(on(1)) - before < 1.5 * size
+    backward_of(lambda: net(x).sum())
+    assert in_use(on(1)) - before > 2 * size
+    assert weight.grad() is weight.grad() is weight.list_grad()[0]
+    assert (weight.grad().asnumpy() == 1).all()
+    assert (weight.data().grad.asnumpy() == 1).all()
+
+
+def test_gradients_of_replicas_are_zero_before_backward():
+    weight = gluon.Parameter("weight", shape=(3,))
+    weight.initialize(ctx=[on(0), on(1)])
+    second = weight.grad(on(1))  # allocates one of them
+    assert weight.list_grad()[1] is second
+    assert [grad.context for grad in weight.list_grad()] == [on(0), on(1)]
+    assert all((grad.asnumpy() == 0).all() for grad in weight.list_grad())
+    raises(mx.MXNetError, "was not initialized on context", lambda: weight.grad(on(2)))
+
+
+def test_gradient_that_is_first_read_in_a_hybridized_block_is_an_input():
+    class Block(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.weight = gluon.Parameter("weight", shape=(2,))
+
+        def forward(self, x):
+            return x + self.weight.grad() * 2
+
+    net = Block()
+    net.initialize()
+    net.hybridize()
+    assert net(nd.zeros(2)).asnumpy().tolist() == [0, 0]
+    backward_of(lambda: (net.weight.data() * 3).sum())
+    assert net(nd.zeros(2)).asnumpy().tolist() == [6, 6]
 
 
 def test_grad_req_controls_accumulation_and_storage():

@@ -1,5 +1,4 @@
 /* Methods and properties of NDArray that are not ops. mpgluon/ndarray adds methods for ops. */
-#include "autograd/groups.h"
 #include "compile/call_cache.h"
 #include "python/core.h"
 #include "python/array/numpy.h"
@@ -32,10 +31,9 @@ static PyObject *get_t(PyObject *self, void *Py_UNUSED(unused)) {
 }
 static PyObject *get_grad(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_tensor gradient;
-  mpg_grad_req request;
   PyObject *sparse = mpg_py_sparse_gradient(self);
   if (sparse != NULL) return sparse;
-  if (!mpg_autograd_gradient(mpg_py_array_of(self), &gradient, &request)) Py_RETURN_NONE;
+  MPG_PY_TRY(mpg_autograd_gradient(mpg_py_array_of(self), &gradient));
   if (gradient.storage == NULL) Py_RETURN_NONE;
   PyObject *result = mpg_py_array_new();
   if (result == NULL)
@@ -45,13 +43,14 @@ static PyObject *get_grad(PyObject *self, void *Py_UNUSED(unused)) {
   return result;
 }
 static PyObject *get_grad_req(PyObject *self, void *Py_UNUSED(unused)) {
-  mpg_tensor gradient = {0};
   mpg_grad_req request;
-  if (!mpg_autograd_gradient(mpg_py_array_of(self), &gradient, &request)) Py_RETURN_NONE;
-  mpg_tensor_release(&gradient);
+  if (!mpg_autograd_request(mpg_py_array_of(self), &request)) Py_RETURN_NONE;
   return PyUnicode_FromString(request == MPG_GRAD_ADD     ? "add"
                               : request == MPG_GRAD_WRITE ? "write"
                                                           : "null");
+}
+static PyObject *get_has_gradient(PyObject *self, void *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_autograd_has_gradient(mpg_py_array_of(self)));
 }
 static PyObject *get_fresh(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(mpg_autograd_fresh(mpg_py_array_of(self)));
@@ -105,6 +104,8 @@ PyGetSetDef mpg_py_array_properties[] = {
      "The gradient that attach_grad created and backward writes; None without attach_grad.", NULL},
     {"grad_req", get_grad_req, NULL,
      "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
+    {"_has_gradient", get_has_gradient, NULL,
+     "Whether the gradient has been allocated. Otherwise, it is zero or does not exist.", NULL},
     {"_fresh_grad", get_fresh, set_fresh,
      "Whether backward has written the gradient since this was set to False.", NULL},
     {"_on_tape", get_on_tape, NULL,
@@ -292,16 +293,7 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
   if (mpg_py_forget_sparse_gradient(self) < 0) return NULL;
-  bool recording = mpg_autograd_set_recording(false);
-  /* Temporarily leaves the device group, so that the gradient is created on the array's device. */
-  mpg_group group = mpg_group_set((mpg_group){0});
-  PyObject *zeros = mpg_py_call_named("zeros_like", &array, 1, NULL, NULL);
-  mpg_group_set(group);
-  mpg_autograd_set_recording(recording);
-  if (zeros == NULL) return NULL;
-  mpg_status status = mpg_autograd_mark_variable(array, number, &mpg_py_array_of(zeros)->tensor);
-  Py_DECREF(zeros);
-  if (status != MPG_OK) return mpg_py_raise(status);
+  MPG_PY_TRY(mpg_autograd_mark_variable(array, number, NULL));
   Py_RETURN_NONE;
 }
 static PyObject *detach(PyObject *self, PyObject *Py_UNUSED(unused)) {

@@ -332,6 +332,29 @@ static PyObject *call_traced(cached_op *self, PyObject *args) {
   return result;
 }
 
+/* Allocates the gradients of the bound arrays before the first recorded call. Other threads may run
+ * and replace arrays meanwhile, so the last pass over the arrays must create nothing. */
+static bool create_gradients(cached_op *self) {
+  bool created;
+  do {
+    if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
+    if (!self->binding || !self->bound_wanted || self->parameter_set != NULL) return true;
+    created = false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->bound); i++) {
+      mpg_tape_node *node = mpg_py_array_of(PyTuple_GET_ITEM(self->bound, i))->node;
+      if (!mpg_tape_lacks_gradient(node)) continue;
+      created = true;
+      mpg_status status = mpg_tape_create_gradient(node);
+      if (status != MPG_OK) {
+        mpg_py_raise(status);
+        return false;
+      }
+      if (self->bound == NULL) break;
+    }
+  } while (created);
+  return true;
+}
+
 enum { FEW = 32 };
 
 static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwargs) {
@@ -344,6 +367,7 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
   if (!alive(self)) return NULL;
   mpg_array *few[FEW], **given = few;
   bool traced = mpg_trace_active() != NULL;
+  if (!traced && mpg_autograd_recording() && !create_gradients(self)) return NULL;
   PyObject *result = NULL, *bound = Py_XNewRef(self->bound), *pointers = Py_XNewRef(self->pointers);
   if (count > FEW && (given = PyMem_Malloc((size_t)count * sizeof *given)) == NULL) {
     PyErr_NoMemory();

@@ -6,6 +6,7 @@ uses it. With ``grad_req='add'``, it is always part of it, because it accumulate
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
@@ -16,7 +17,7 @@ from ...base import MXNetError
 from ...ndarray.sparse import RowSparseNDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..._internal.types import NDArray
     from ...context import Context
@@ -26,16 +27,52 @@ if TYPE_CHECKING:
     Content = tuple[NDArray | None, bool]
 
 
+class Gradients(Mapping["Context", "NDArray"]):
+    """The gradients of dense variables by device. Reading one allocates its memory."""
+
+    def __init__(self, variables: Mapping[Context, NDArray]) -> None:
+        self._variables = variables
+        self._found: dict[Context, NDArray] = {}
+
+    def __getitem__(self, ctx: Context) -> NDArray:
+        found = self._found.get(ctx)
+        if found is None:
+            found = self._found.setdefault(ctx, self._variables[ctx].grad)
+        return found
+
+    def __iter__(self) -> Iterator[Context]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+def allocated(param: Parameter) -> list[NDArray]:
+    """Returns the gradients whose memory has been allocated. All others are zero."""
+    gradients = param.gradients or {}
+    return [gradients[ctx] for ctx in gradients if _is_allocated(gradients, ctx)]
+
+
+def _is_allocated(gradients, ctx):
+    lazy = isinstance(gradients, Gradients)
+    return not lazy or ctx in gradients._found or gradients._variables[ctx]._has_gradient
+
+
 def contents_of(param: Parameter) -> list[Content]:
     """Returns (gradient, True if backward has written it since the last step) for each replica.
-    Dense gradients are the arrays themselves, row_sparse gradients are copies."""
+    Dense gradients are the arrays themselves, or None if they have not been allocated. row_sparse
+    gradients are copies."""
     if not param.gradients:
         return []
-    sparse = param.grad_stype != "default"
-    return [
-        (grad.copy() if sparse else grad.detach(), bool(weight._fresh_grad))
-        for weight, grad in zip(param.arrays.values(), param.gradients.values())
-    ]
+    found: list[Content] = []
+    for ctx, weight in param.arrays.items():
+        if param.grad_stype != "default":
+            content = param.gradients[ctx].copy()
+        else:
+            there = _is_allocated(param.gradients, ctx)
+            content = param.gradients[ctx].detach() if there else None
+        found.append((content, bool(weight._fresh_grad)))
+    return found
 
 
 def on_devices(
@@ -123,6 +160,7 @@ def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Param
         )
         for param in unsure
         for array, _ in contents_of(param)
+        if array is not None
     ]
     held = {
         param
@@ -138,9 +176,11 @@ def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[st
     replicas = []
     for k, (array, fresh) in enumerate(contents_of(param)):
         key, kind = f"gradient:{k}:{name}", "array"
-        if array.stype != "default":
+        if array is not None and array.stype != "default":
             array = array.with_rows_of_owner()
-        if array.stype == "default":
+        if array is None:
+            kind = "zero"
+        elif array.stype == "default":
             arrays[key] = array
         elif array.indices.size:
             kind = "rows"
@@ -234,13 +274,17 @@ def changes_to(param: Parameter, contents: Sequence[Content] | None) -> list[Any
     If `contents` is None, the gradients become zero and are marked as used."""
     if not param.gradients:
         return []
-    weights, grads = list(param.arrays.values()), list(param.gradients.values())
+    count = len(param.gradients)
     if contents is None:
-        contents = [(None, False)] * len(grads)
-    elif len(contents) != len(grads):
-        contents = summed(contents, len(grads))
+        contents = [(None, False)] * count
+    elif len(contents) != count:
+        contents = summed(contents, count)
     changes: list[Any] = []
-    for weight, grad, (content, fresh) in zip(weights, grads, contents):
+    for (ctx, weight), (content, fresh) in zip(param.arrays.items(), contents):
+        if content is None and not _is_allocated(param.gradients, ctx):
+            changes.append((setattr, weight, "_fresh_grad", fresh))
+            continue
+        grad = param.gradients[ctx]
         there = None if content is None else content.as_in_context(grad.context)
         if grad.stype != "default":
             changes.append(grad.replacement(there, fresh))

@@ -15,7 +15,7 @@ from ..utils import shape_is_known
 from ._filling import Fillable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import NoReturn
 
     from ..._core import NDArray
@@ -99,7 +99,7 @@ class MXNetNames(Fillable):
     list of arrays replaces the parameter's arrays; the arrays' contexts become its devices."""
 
     arrays: dict[Context, NDArray] | None
-    gradients: dict[Context, NDArray] | None
+    gradients: Mapping[Context, NDArray] | None
     deferred_init: tuple[Any, ...]
     name: str
     shape: Any

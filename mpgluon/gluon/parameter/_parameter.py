@@ -19,7 +19,7 @@ from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradien
 from .._compiled import tracing
 from .._tree import ChangeCount
 from ..utils import context_list, shape_is_known
-from ._gradient_contents import contents_of, filled, left_behind, on_devices
+from ._gradient_contents import Gradients, allocated, contents_of, filled, left_behind, on_devices
 from ._mxnet_names import MXNetNames
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class Parameter(MXNetNames):
     """A weight of a block.
 
     After `initialize`, it holds an array on each of its devices and, unless `grad_req` is
-    ``'null'``, a gradient for each array. The arrays of a replicated parameter are independent;
-    `Trainer` keeps them equal.
+    ``'null'``, a gradient for each array. A gradient is zero at first, and its memory is allocated
+    when it is first used. The arrays of a replicated parameter are independent; `Trainer` keeps
+    them equal.
 
     Parameters
     ----------
@@ -139,7 +140,7 @@ class Parameter(MXNetNames):
         self._calls = None  # weak references to compiled calls that hold the arrays
         # Arrays by device, in the order in which the devices were given.
         self.arrays: dict[Context, NDArray] | None = None
-        self.gradients: dict[Context, NDArray] | None = None
+        self.gradients: Mapping[Context, NDArray] | None = None
         # (init, devices, default initializer, value or None, random key)
         self.deferred_init: tuple[Any, ...] = ()
         self._trainer = None
@@ -456,8 +457,8 @@ class Parameter(MXNetNames):
 
     def zero_grad(self) -> None:
         """Sets the gradients on all devices to zero. Does nothing without gradients."""
-        for array in (self.gradients or {}).values():
-            array[:] = 0
+        for gradient in allocated(self):
+            gradient[:] = 0
 
     def set_data(self, data: ArrayLike | Sequence[Any]) -> None:
         """Sets the value on all devices.
@@ -643,20 +644,16 @@ class Parameter(MXNetNames):
                 filled(grad[ctx], ctx, content, data[ctx].dtype).mark(fresh)
             data = {ctx: RowGradientWeight(array, grad[ctx]) for ctx, array in data.items()}
         elif req != "null":
-            grad = {
-                ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype)
-                if contents.get(ctx, (None,))[0] is None
-                else filled(None, ctx, contents[ctx][0], array.dtype)
-                for ctx, array in data.items()
-            }
-            marks += [
-                (mark_variables, list(data.values()), list(grad.values()), req),
-                *[
-                    (setattr, data[c], "_fresh_grad", True)
-                    for c, (_, new) in contents.items()
-                    if new
-                ],
-            ]
+            grad = Gradients(data)
+            for ctx, array in data.items():
+                content, fresh = contents.get(ctx, (None, False))
+                if content is None:
+                    marks.append((array.attach_grad, req))
+                else:
+                    own = filled(None, ctx, content, array.dtype)
+                    marks.append((mark_variables, [array], [own], req))
+                if fresh:
+                    marks.append((setattr, array, "_fresh_grad", True))
         self._hold(
             *marks,
             arrays=data,

@@ -223,6 +223,9 @@ class TrainStep:
                 "TrainStep: pipeline must be an mx.parallel.Pipeline, not "
                 f"{type(pipeline).__name__}"
             )
+        # Allocates the gradients, because the first step compares its memory with that in use.
+        for param in net.collect_params().values():
+            list((param.gradients or {}).values())
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}

@@ -147,8 +147,8 @@ def from_pretrained(
     memory : dict of Context to int, optional
         Largest number of bytes of parameters on each device of a list (see `parallel.divide`).
     grad_req : {'write', 'add', 'null'}, default 'write'
-        'null' allocates no gradients, which take as much memory as the parameters. Generation and
-        adapters need none.
+        'null' freezes the parameters. Otherwise, the first training step allocates gradients, which
+        take as much memory as the parameters.
     verbose : bool, default False
         Whether to print the placement.
     progress : bool, optional
