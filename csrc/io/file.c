@@ -117,28 +117,53 @@ static int read_fully(int descriptor, uint64_t offset, char *target, size_t size
   return 0;
 }
 
-static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, size_t size,
-                            const char *what) {
-  while (size) {
-    size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER, done;
+/* Reads `size` bytes, with the host lock released during long reads. Sets *done to the number of
+ * bytes read, which is less than `size` if the file ends. */
+static mpg_status read_parts(const mpg_source *source, uint64_t offset, char *target, size_t size,
+                             const char *what, size_t *done) {
+  *done = 0;
+  while (*done < size) {
+    size_t left = size - *done, part = left < LARGEST_TRANSFER ? left : LARGEST_TRANSFER, now;
     bool release = part >= LONG_READ;
     void *token = release ? mpg_host_release_lock() : NULL;
-    int error = read_fully(source->descriptor, offset, target, part, &done);
+    int error = read_fully(source->descriptor, offset + *done, target + *done, part, &now);
     if (release) {
       mpg_host_acquire_lock(token);
       MPG_TRY(mpg_host_check_interrupt());
     }
     if (error)
-      return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
-    if (done < part) { /* another program has truncated the file since it was opened */
-      source->size = offset + done;
-      return cut_off(source, offset, size, what);
-    }
-    offset += part;
-    target += part;
-    size -= part;
+      return mpg_source_fail(source, offset + *done, "%s cannot be read: %s", what,
+                             strerror(error));
+    *done += now;
+    if (now < part) break;
   }
   return MPG_OK;
+}
+
+static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, size_t size,
+                            const char *what) {
+  size_t done;
+  MPG_TRY(read_parts(source, offset, target, size, what, &done));
+  if (done == size) return MPG_OK;
+  source->size = offset + done; /* another program has truncated the file since it was opened */
+  return cut_off(source, offset, size, what);
+}
+
+mpg_status mpg_source_read_tensor(const mpg_source *source, uint64_t offset,
+                                  const mpg_tensor *tensor, const char *what, size_t *done) {
+  mpg_storage *storage = tensor->storage;
+  mpg_storage_before_write(storage);
+  if (storage->device->remote) { /* the rank that owns the device reads the file */
+    mpg_storage_add_write(storage, 0);
+    *done = mpg_tensor_bytes(tensor);
+    return MPG_OK;
+  }
+  MPG_TRY(mpg_tensor_wait_write(tensor));
+  if (mpg_tensor_is_part(tensor)) MPG_TRY(mpg_storage_failure(storage));
+  mpg_status status =
+      read_parts(source, offset, mpg_tensor_data(tensor), mpg_tensor_bytes(tensor), what, done);
+  mpg_storage_add_write(storage, 0); /* a failed read may have written a part */
+  return status;
 }
 
 mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,

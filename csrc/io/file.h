@@ -12,6 +12,7 @@
 #define MPG_IO_FILE_H
 
 #include "base/text.h"
+#include "tensor/tensor.h"
 
 typedef struct mpg_source {
   const char *name;  /* path or "buffer", for errors; borrowed */
@@ -31,6 +32,13 @@ void mpg_source_close(mpg_source *source);
  * "a name". */
 mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,
                            const char *what);
+/* Reads a file at `offset` into the memory of a tensor, which the host must be able to access.
+ * Waits for the queued work that uses the memory. Sets *done to the number of bytes read, which is
+ * less than the tensor's bytes if the file ends. The caller holds a reference to the storage and
+ * ensures that no other thread uses the tensor meanwhile: its work would see a mixture of old and
+ * new values. */
+mpg_status mpg_source_read_tensor(const mpg_source *source, uint64_t offset,
+                                  const mpg_tensor *tensor, const char *what, size_t *done);
 /* Sets the error text "file 'x.params', byte 24: <text>" and returns MPG_IO_ERROR. */
 mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char *format, ...)
     __attribute__((format(printf, 3, 4), cold));

@@ -168,6 +168,35 @@ static PyObject *load_arrays_from(PyObject *Py_UNUSED(module), PyObject *bytes) 
   return result;
 }
 
+static PyObject *read_rows(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *path, *object, *encoded = NULL;
+  int descriptor;
+  unsigned long long offset;
+  long long begin, end;
+  if (!PyArg_ParseTuple(args, "OiKOLL:read_rows", &path, &descriptor, &offset, &object, &begin,
+                        &end))
+    return NULL;
+  const mpg_array *array = mpg_py_expect_array(object, "read_rows");
+  if (array == NULL || mpg_py_expect_value(array, "read_rows") < 0) return NULL;
+  const mpg_device *device = mpg_tensor_device(&array->tensor);
+  if (!device->backend->host_accessible && !device->remote) Py_RETURN_NONE;
+  MPG_PY_TRY(mpg_trace_check_write(array, "read_rows"));
+  mpg_tensor rows = array->tensor;
+  if (rows.desc.shape.ndim)
+    MPG_PY_TRY(mpg_tensor_slice(&rows, begin, end, &rows));
+  else
+    mpg_tensor_retain(&rows);
+  mpg_status status = PyUnicode_FSConverter(path, &encoded) ? MPG_OK : mpg_py_host_exception();
+  size_t done = 0;
+  if (status == MPG_OK) {
+    mpg_source source = {.name = PyBytes_AS_STRING(encoded), .descriptor = descriptor};
+    status = mpg_source_read_tensor(&source, offset, &rows, "an array", &done);
+  }
+  Py_XDECREF(encoded);
+  mpg_tensor_release(&rows);
+  return status == MPG_OK ? PyLong_FromSize_t(done) : mpg_py_raise(status);
+}
+
 static PyObject *save_arrays(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *encoded, *arrays, *names;
   if (!PyArg_ParseTuple(args, "O&OO:save_arrays", PyUnicode_FSConverter, &encoded, &arrays, &names))
@@ -230,6 +259,10 @@ static PyMethodDef methods[] = {
      "load_arrays(path): the arrays and names (None if it has none) of an array file."},
     {"load_arrays_from_bytes", load_arrays_from, METH_O,
      "load_arrays_from_bytes(bytes): load_arrays of a file's contents."},
+    {"read_rows", read_rows, METH_VARARGS,
+     "read_rows(path, descriptor, offset, array, begin, end): reads rows of an array from a file "
+     "into the array's memory. Returns the number of bytes, which is smaller if the file ends, or "
+     "None if the host cannot access the memory. `path` is for errors."},
     {"save_arrays", save_arrays, METH_VARARGS,
      "save_arrays(path, arrays, names): writes an array file; names may be None. The file is "
      "replaced atomically."},

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core import NotSupportedError
+from .._core import NotSupportedError, dtype_name, read_rows
 from .._internal.files import Readable, open_regular, replacing
 from ..base import MXNetError, itemsize
 
@@ -229,6 +230,25 @@ class File(Readable):
         if dtype != "bfloat16":
             return value
         return np.left_shift(value, 16, dtype="<u4").view("<f4")
+
+    def read_into(self, name: str, begin: int, end: int, array: Any, row: int) -> bool:
+        """Reads the elements [begin, end) of an array, counted in row-major order, into the memory
+        of an NDArray, from its row `row` on. They must fill complete rows.
+
+        Returns False and reads nothing if the dtypes differ, or if the host cannot access the
+        memory.
+        """
+        dtype, _, offset, _ = self.entries[name]
+        if dtype != dtype_name(array.dtype) or sys.byteorder != "little":
+            return False
+        size = itemsize(dtype)
+        last = row + (end - begin) // max(1, math.prod(array.shape[1:]))
+        with self._file() as file:
+            at = self._begin + offset + begin * size
+            done = read_rows(self.path, file.fileno(), at, array, row, last)
+        if done is not None and done < (end - begin) * size:
+            raise self.damaged(f"it ends within '{name}'")
+        return done is not None
 
     def _fill(self, file, name, offset, value, shape, parts):
         """Reads parts of an array into `value`. Complete rows are read at once, and others row by

@@ -1,7 +1,8 @@
 """Loads weights of Hugging Face into a network on any devices, split in any way.
 
-Each array is copied from the file to its devices in pieces, so the host holds only one piece. All
-names, shapes and dtypes are checked before the first piece is read.
+Rows that are stored as the parameter needs them are read straight into its memory, if the host can
+access it. All other values are copied from the file to the devices in pieces, so the host holds
+only one piece. All names, shapes and dtypes are checked before the first piece is read.
 """
 
 from __future__ import annotations
@@ -223,6 +224,9 @@ def _fill(outputs, array, where):
         ranges = [(0, size) for size in array.shape]
         if where is not None:
             ranges[axis] = (begin, end)
+        if axis == 0 and _fill_directly(outputs, array, offset, ranges):
+            offset += end - begin
+            continue
         for piece in _pieces(array, ranges):
             value = array.read(piece) if is_needed else _unread(piece)
             place = [slice(low, high) for low, high in piece]
@@ -237,6 +241,23 @@ def _fill(outputs, array, where):
             for output in outputs:  # the host holds only one piece
                 output.wait_to_read()
         offset += end - begin
+
+
+def _fill_directly(outputs, array, row, ranges):
+    """Reads rows of an array from the file into the memory of arrays on devices, from their row
+    `row` on. Returns False if that is impossible because the values must be rearranged or
+    converted, or because the host cannot access the memory."""
+    parts = array.stored(*ranges[0] if ranges else (0, 1))
+    if parts is None or any(output.shape[1:] != array.shape[1:] for output in outputs):
+        return False
+    width = max(1, math.prod(array.shape[1:]))
+    for output in outputs:
+        at = row
+        for part in parts:
+            if not part.file.read_into(part.name, part.begin, part.end, output, at):
+                return False
+            at += (part.end - part.begin) // width
+    return True
 
 
 def _is_own(device):

@@ -46,6 +46,15 @@ class Quantized(NamedTuple):
         return self._replace(arrays=arrays)
 
 
+class Stored(NamedTuple):
+    """The elements [begin, end) of an array of a safetensors file, in row-major order."""
+
+    file: File
+    name: str
+    begin: int
+    end: int
+
+
 class LazyArray:
     """An array that is read on demand.
 
@@ -71,6 +80,11 @@ class LazyArray:
         """Reads the whole array."""
         return self.read([(0, size) for size in self.shape])
 
+    def stored(self, begin: int, end: int) -> list[Stored] | None:
+        """Returns the parts of files that hold the rows [begin, end) one after the other, in the
+        array's dtype and order. Returns None if the rows are stored in another form."""
+        return None
+
     def quantized(self) -> Quantized | None:
         """Returns the stored form of a weight that is stored in few bits, or None."""
         return None
@@ -85,6 +99,10 @@ class FileArray(LazyArray):
 
     def read(self, ranges: Ranges) -> np.ndarray:
         return self.file.read(self.name, dict(enumerate(ranges)))
+
+    def stored(self, begin: int, end: int) -> list[Stored] | None:
+        row = math.prod(self.shape[1:])
+        return [Stored(self.file, self.name, begin * row, end * row)]
 
 
 class ParameterArray(LazyArray):
@@ -130,6 +148,11 @@ class Part(LazyArray):
         moved[self._axis] = tuple(at + self._begin for at in ranges[self._axis])
         return self._array.read(moved)
 
+    def stored(self, begin: int, end: int) -> list[Stored] | None:
+        if self._axis:
+            return None
+        return self._array.stored(begin + self._begin, end + self._begin)
+
     def quantized(self) -> Quantized | None:
         whole = self._array.quantized()
         if whole is None or self._axis:
@@ -147,19 +170,30 @@ class Joined(LazyArray):
         self.shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
         self.dtype, self.slow_axis = _common(arrays), first.slow_axis
 
-    def read(self, ranges: Ranges) -> np.ndarray:
-        found, at, (begin, end) = [], 0, ranges[self._axis]
+    def _overlaps(self, begin, end):
+        """Yields (array, begin, end) for the arrays that overlap the range [begin, end)."""
+        at = 0
         for array in self._arrays:
             size = array.shape[self._axis]
             low, high = max(begin - at, 0), min(end - at, size)
             if low < high:
-                own = list(ranges)
-                own[self._axis] = (low, high)
-                found.append(array.read(own))
+                yield array, low, high
             at += size
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        found = []
+        for array, low, high in self._overlaps(*ranges[self._axis]):
+            own = list(ranges)
+            own[self._axis] = (low, high)
+            found.append(array.read(own))
         if not found:
             return np.empty([high - low for low, high in ranges], _numpy(self.dtype))
         return np.concatenate(found, self._axis, dtype=_numpy(self.dtype))
+
+    def stored(self, begin: int, end: int) -> list[Stored] | None:
+        if self._axis or any(array.dtype != self.dtype for array in self._arrays):
+            return None
+        return _in_order(array.stored(low, high) for array, low, high in self._overlaps(begin, end))
 
 
 class Stacked(LazyArray):
@@ -178,6 +212,14 @@ class Stacked(LazyArray):
         for at, array in enumerate(self._arrays[begin:end]):
             found[(*before, at)] = array.read(own)
         return found
+
+    def stored(self, begin: int, end: int) -> list[Stored] | None:
+        if self._axis or any(array.dtype != self.dtype for array in self._arrays):
+            return None
+        return _in_order(
+            array.stored(0, array.shape[0] if array.shape else 1)
+            for array in self._arrays[begin:end]
+        )
 
 
 class Selected(LazyArray):
@@ -253,6 +295,16 @@ class Reshaped(LazyArray):
 
     def read(self, ranges: Ranges) -> np.ndarray:
         return self._array.whole().reshape(self.shape)[_slices(ranges)]
+
+
+def _in_order(parts):
+    """Concatenates the results of `LazyArray.stored`. Returns None if one of them is None."""
+    found: list[Stored] = []
+    for part in parts:
+        if part is None:
+            return None
+        found += part
+    return found
 
 
 def _slices(ranges):
