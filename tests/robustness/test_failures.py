@@ -273,6 +273,7 @@ def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
         net.initialize(ctx=ctx)
         net.hybridize()
         assert net(nd.ones((1, 1 << 10), ctx=ctx)).shape == (1, 1 << 10)
+        assert net.weight.grad().shape == (1 << 10, 1 << 10)  # allocates it
         assert finalized == [4.0] * 3
         # live arrays are kept
         with pytest.raises(MemoryError, match="is out of memory: asked for"):
