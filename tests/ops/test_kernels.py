@@ -96,6 +96,33 @@ def test_tiny_products_have_same_bits_inline_and_queued():
     assert inline.tobytes() == queued.tobytes()
 
 
+ROWS_OF_FLOAT64 = """
+import numpy as np
+import mpgluon as mx
+from mpgluon import nd
+random = np.random.RandomState(1)
+for n, k in ((5, 70), (40, 70), (12, 300)):
+    data = nd.array(random.normal(size=(700, k)), dtype="float64")
+    weight = nd.array(random.normal(size=(n, k)), dtype="float64")
+    for product in (
+        lambda rows: nd.FullyConnected(rows, weight, num_hidden=n, no_bias=True),
+        lambda rows: nd.dot(rows, weight.T),
+    ):
+        whole = product(data).asnumpy()
+        for rows in (33, 40, 130, 600):
+            assert (product(data[:rows]).asnumpy() == whole[:rows]).all(), (n, k, rows)
+"""
+
+
+@pytest.mark.skipif(
+    not mx.runtime.Features().is_enabled("CPU_AVX2"), reason="processors without AVX2 use OpenBLAS"
+)
+@pytest.mark.parametrize("core", ["Haswell", "Sandybridge"])
+def test_rows_of_float64_have_same_bits_with_every_kernel_of_openblas(core):
+    """The kernels of OpenBLAS for Sandybridge and SkylakeX do not sum in the order of k."""
+    output_of(ROWS_OF_FLOAT64, OPENBLAS_CORETYPE=core)
+
+
 def test_primitive_cache_overflow_keeps_results_correct():
     for size in list(range(100, 400)) + [100]:
         out = mx.nd.FullyConnected(

@@ -198,6 +198,18 @@ static bool fits_int(const mpg_gemm *g) {
          g->ldb <= INT_MAX && g->ldc <= INT_MAX;
 }
 
+/* True if the elements of C are summed in the order of k, as in tiny products. The kernels of
+ * OpenBLAS for several processors have other orders for other numbers of rows. float32, which has
+ * oneDNN, and the blocked product without fused multiply-add, which is slow, are left to it. */
+static bool sums_in_order(const mpg_gemm *g) {
+#if defined(__FMA__)
+  return g->dtype == MPG_FLOAT64 && !g->transpose_a;
+#else
+  (void)g;
+  return false;
+#endif
+}
+
 static void narrow_product(const mpg_kernel_call *call, mpg_gemm *g) {
   mpg_cpu_parallel_for(call, (g->n + 3) / 4, 1 + 65536 / (g->m * g->k),
                        g->dtype == MPG_FLOAT32 ? gemm_narrow_f32 : gemm_narrow_f64, g);
@@ -254,7 +266,8 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
                       call->op->name);
   }
 #endif
-  if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
+  if (!sums_in_order(g) && (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) &&
+      mpg_cpu_openblas())
     mpg_cpu_parallel_for(call,
                          (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS *
                              ((g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS),

@@ -2,10 +2,11 @@
  * beta * C, where op optionally transposes. lda, ldb and ldc are the row strides of A, B and C as
  * stored. C is not read if beta is 0. The choice of the implementation depends on sizes only: a
  * blocked loop in C for tiny products, oneDNN for large ones, and OpenBLAS or the blocked loop
- * without oneDNN. mpg_cpu_sgemm takes float32; mpg_cpu_gemm_any takes all float dtypes (float64 by
- * OpenBLAS, half precision summed in float32). Neither uses the device's scratch buffer, so callers
- * may keep data in it. Sizes are not checked, so callers must pass those of existing arrays.
- */
+ * without oneDNN. mpg_cpu_sgemm takes float32; mpg_cpu_gemm_any takes all float dtypes (half
+ * precision is summed in float32). A row of float64 has the same bits whatever the other rows if A
+ * is not transposed, has more than 32 rows, and the processor has fused multiply-add. Neither
+ * function uses the device's scratch buffer, so callers may keep data in it. Sizes are not checked,
+ * so callers must pass those of existing arrays. */
 #ifndef KERNELS_CPU_PRODUCTS_GEMM_H
 #define KERNELS_CPU_PRODUCTS_GEMM_H
 

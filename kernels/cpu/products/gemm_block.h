@@ -26,7 +26,7 @@
 #define small_tile_T NAME(small_tile)
 #define thin_tile_T NAME(thin_tile)
 
-enum { NR_T = 2 * LANES, ROWS_T = 96, COLUMNS_T = 4 * NR_T };
+enum { NR_T = 2 * LANES, ROWS_T = 96, COLUMNS_T = (int)sizeof(T) * NR_T };
 
 /* Microkernel: multiplies packed operands into a tile of `rows` x NR elements. `a` has k groups of
  * `rows` elements and `b` has k groups of NR. Starts at 0 if `first`, else adds to the tile. */
@@ -58,7 +58,8 @@ static inline __attribute__((always_inline)) void micro_T(int rows, int64_t k, c
 }
 
 /* Packs `width` rows and k columns of a matrix whose element (i, p) is at i * row + p * step. Only
- * `valid` rows exist; the rest become zeros. */
+ * `valid` rows exist; the rest become zeros. Few columns of adjacent elements are turned at a time,
+ * so that packed lines are still in the L1 cache when their next element is written. */
 static void pack_T(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
                    int width, int64_t k, T *packed) {
 #define PACK(S, CONVERT)                                                                          \
@@ -67,6 +68,11 @@ static void pack_T(mpg_dtype dtype, const void *source, int64_t row, int64_t ste
     if (row == 1 && valid == width)                                                               \
       for (int64_t p = 0; p < k; p++)                                                             \
         for (int i = 0; i < width; i++) packed[p * width + i] = CONVERT(s[p * step + i]);         \
+    else if (step == 1 && valid == width)                                                         \
+      for (int64_t p = 0; p < k; p += 8)                                                          \
+        for (int i = 0; i < width; i++)                                                           \
+          for (int64_t q = p; q < k && q < p + 8; q++)                                            \
+            packed[q * width + i] = CONVERT(s[i * row + q]);                                      \
     else                                                                                          \
       for (int i = 0; i < width; i++)                                                             \
         if (i < valid)                                                                            \
