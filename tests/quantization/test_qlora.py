@@ -11,9 +11,9 @@ from mpgluon import gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.contrib.quantization import quantize_weights
 from mpgluon.gluon import nn
-from support.adapters import LOSS, fill, trained, values
 from support.compare import same_bits
 from support.devices import on
+from support.text.adapters import LOSS, fill, trained, values
 
 FORMATS = [
     {"format": "int8"},

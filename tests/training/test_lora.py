@@ -10,9 +10,9 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.contrib import lora
 from mpgluon.gluon import nn
-from support.adapters import LOSS, fill, trained, values
 from support.compare import same_bits
 from support.devices import on
+from support.text.adapters import LOSS, fill, trained, values
 
 
 class Layer(gluon.HybridBlock):

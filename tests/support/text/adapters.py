@@ -1,4 +1,4 @@
-"""Low-rank adapters of small networks: their values and their training."""
+"""Low-rank adapters of small language models: their values and their training."""
 
 import numpy as np
 
