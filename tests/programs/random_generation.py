@@ -195,6 +195,7 @@ class Case:
         found = self.check_beams(net, net)
         placed = self.check_beams(net, self.placed())
         assert found == placed, f"placed beams: {placed}, not {found}"
+        self.check_drawn_beams(net)
         if self.splits:
             split = self.make(place=self.divided, use=self.use)
             self.check_all(net, text.generate(split, self.prompts, **self.options))
@@ -279,6 +280,14 @@ class Case:
         """Returns the scores of each new token, computed for the whole sequence."""
         tokens = nd.array([[*prompt, *new[:-1]]], dtype="int32", ctx=on(0))
         return net(tokens)[0].astype("float32").asnumpy()[len(prompt) - 1 :]
+
+    def check_drawn_beams(self, net):
+        """Compares a beam search, which may draw, on one device and on several."""
+        options = {**self.options, "num_beams": self.beams, "return_scores": True}
+        options["stop"] = options.get("stop", [])[:1]  # single tokens
+        expected = text.generate(net, self.prompts, **options)
+        found = text.generate(self.placed(), self.prompts, **options)
+        assert found == expected, f"beams: {found}, not {expected}"
 
     def check_scores(self, net, prompt, new):
         """Compares greedy tokens with the scores of the whole sequence."""

@@ -255,7 +255,6 @@ def test_invalid_options_raise():
         ((net, PROMPTS), {"stop": "end"}, "strings, which need a tokenizer"),
         ((net, PROMPTS), {"stop": [[]]}, "sequence of stop is empty"),
         ((net, PROMPTS), {"stop": [1.5]}, "stop must hold tokens"),
-        ((net, PROMPTS), {"num_beams": 2, "temperature": 1.0}, "temperature=0"),
         ((net, PROMPTS), {"num_beams": 2, "stop": [[1, 2]]}, "single tokens"),
         ((net, PROMPTS), {"num_beams": 2, "stream": print}, "stream cannot be combined"),
         ((net, PROMPTS), {"num_beams": 2, "early_stopping": "no"}, "early_stopping must be"),

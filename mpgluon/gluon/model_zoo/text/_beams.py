@@ -8,7 +8,7 @@ import numpy as np
 
 from .... import ndarray as nd
 from ....base import MXNetValueError
-from ._lanes import read_prompts
+from ._lanes import keys_of, read_prompts, tails
 from ._steps import BeamStep, programs_of
 
 if TYPE_CHECKING:
@@ -30,10 +30,13 @@ def beam_search(
     ends: set[int],
     penalty: float,
     early: bool | str,
+    options: dict[str, float],
+    seeds: Sequence[int] | None,
 ) -> tuple[list[list[int]], list[float]]:
-    """Returns the best sequence of each request without its end, and its score."""
+    """Returns the best sequence of each request without its end, and its score. `options` are those
+    of `BeamStep`, and `seeds` those of the requests if it draws."""
     batch, kept = len(prompts), max(2, 1 + len(ends)) * beams
-    step = programs_of(net, BeamStep, beams=beams, kept=kept)
+    step = programs_of(net, BeamStep, beams=beams, kept=kept, **options)
     read = read_prompts(net, prompts, most, beams)
     lengths = np.repeat([len(tokens) for tokens in read.tokens], beams)
     scores = nd.concat(*read.scores, dim=0)
@@ -44,18 +47,34 @@ def beam_search(
             f"stops has only {vocab // (kept // beams)} beams at most"
         )
     searches = [_Search(vocab, beams, most, ends, penalty, early) for _ in prompts]
-    found = step.best(nd, scores, nd.zeros((batch, 1), ctx=scores.context), 1)
+    history = _history(read.tokens, most) if step.penalizes else None
+
+    def given(position):
+        """Returns the history and the keys of the draws on the device of the tokens."""
+        known = None if history is None else nd.array(history, ctx=read.ctx, dtype="int32")
+        at = np.full(batch, position, "int64")
+        return known, None if seeds is None else keys_of(seeds, at, read.ctx)
+
+    found = step.best(nd, scores, nd.zeros((batch, 1), ctx=scores.context), *given(0), 1)
+    if history is not None:
+        history = np.repeat(history, beams, 0)
     base = np.arange(batch)[:, None] * beams
     order = np.repeat(base, beams, 1)  # all beams of a request start from its prompt
-    for _ in range(most):
+    for length in range(1, most + 1):
         values, indices = (array.asnumpy() for array in found)
+        if step.draws:
+            best = np.argsort(-values, axis=1, kind="stable")
+            values, indices = (np.take_along_axis(one, best, 1) for one in (values, indices))
         chosen = [s.advance(*row) for s, row in zip(searches, zip(values, indices))]
         if all(search.done for search in searches):
             break
         parents, tokens, totals = (np.array(part) for part in zip(*chosen))
+        if history is not None:
+            parents_of = (parents + base).reshape(-1)
+            history = np.concatenate([history[parents_of, 1:], tokens.reshape(-1, 1)], 1)
         order = np.take_along_axis(order, parents, 1)
         read.cache.make_room(lengths, 1)
-        found, moved = _run(step, read, tokens, lengths, totals, order)
+        found, moved = _run(step, read, tokens, lengths, totals, order, *given(length))
         for part in read.cache.parts():
             part[:2] = moved[:2]
             del moved[:2]
@@ -64,13 +83,26 @@ def beam_search(
     return [s.best()[0] for s in searches], [s.best()[1] for s in searches]
 
 
-def _run(step, read, tokens, lengths, totals, order):
+def _history(sequences, more):
+    """Returns the tokens of sequences (rows, length), with room for `more`. Repetitions of the
+    first token, which do not change the penalty, precede them."""
+    width = 64
+    while width < max(map(len, sequences)) + more:
+        width *= 2
+    found = tails(sequences, width)
+    first = np.array([one[0] for one in sequences])
+    return np.where(found < 0, first[:, None], found)
+
+
+def _run(step, read, tokens, lengths, totals, order, history, keys):
     ctx = read.ctx
     values, indices, *moved = step(
         nd.array(tokens.reshape(-1), ctx=ctx, dtype="int32"),
         nd.array(lengths, ctx=ctx, dtype="int32"),
         nd.array(totals.reshape(-1, 1), ctx=ctx, dtype="float32"),
         nd.array(order.reshape(-1), ctx=ctx, dtype="int32"),
+        history,
+        keys,
         read.cache.arrays,
     )
     return (values, indices), moved

@@ -94,7 +94,9 @@ def generate(
         it was queued, or with (index, part of the text) if the prompts are strings or chats. With
         True, the result is a generator of these pairs, which may be closed early.
     num_beams : int, default 1
-        Number of beams of a beam search, which takes the most probable sequence that it finds.
+        Number of beams of a beam search, which takes the most probable sequence that it finds. With
+        a `temperature`, continuations of the beams are drawn. Penalties and limits apply to
+        logarithms of probabilities, and the limits keep as many tokens as a beam may need.
     length_penalty : float, default 1
         The score of a sequence is the logarithm of its probability, divided by its number of new
         tokens to this power.
@@ -184,13 +186,22 @@ def generate(
     }
     finish = _Finish(is_text, _is_text(tokens), decode)
     if num_beams > 1:
-        _check_beams(options, stops, stream, draft, groups, early_stopping)
+        _check_beams(stops, stream, draft, groups, early_stopping)
+        drawn_from = _seeds(seed, len(prompts)) if temperature else None
         scores = [0.0] * len(prompts)
         found: list[list[int]] = [[] for _ in prompts]
         if max_new:
             with autograd.pause(train_mode=False):
                 found, scores = beam_search(
-                    net, prompts, max_new, num_beams, stops.tokens, length_penalty, early_stopping
+                    net,
+                    prompts,
+                    max_new,
+                    num_beams,
+                    stops.tokens,
+                    length_penalty,
+                    early_stopping,
+                    options,
+                    drawn_from,
                 )
         result = finish.tokens(found)
         return (result, scores) if return_scores else result
@@ -234,15 +245,10 @@ def _check_network(name, net, kinds):
     )
 
 
-def _check_beams(options, stops, stream, draft, groups, early_stopping):
+def _check_beams(stops, stream, draft, groups, early_stopping):
     if early_stopping not in (True, False, "never"):
         raise MXNetValueError(
             f"generate: early_stopping must be True, False or 'never', got {early_stopping!r}"
-        )
-    if options["temperature"] or options["repetition_penalty"] != 1:
-        raise MXNetValueError(
-            "generate: a beam search takes the most probable sequences; it needs temperature=0 and "
-            "repetition_penalty=1"
         )
     if stops.sequences or stops.strings:
         raise MXNetValueError("generate: stop of a beam search must be single tokens")

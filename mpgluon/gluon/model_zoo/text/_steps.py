@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...block import HybridBlock
+from ._beam_scores import drawn, limited, penalized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,21 +154,52 @@ class Verify(_Draws):
 
 
 class BeamStep(_Around):
-    """One step of a beam search. The cache is put in the order of the beams first."""
+    """One step of a beam search. The cache is put in the order of the beams first.
 
-    def __init__(self, net: Decoder | T5, beams: int, kept: int) -> None:
+    With a temperature, the continuations are drawn. The other options are those of `generate`.
+    """
+
+    def __init__(
+        self,
+        net: Decoder | T5,
+        beams: int,
+        kept: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+    ) -> None:
         super().__init__(net, "beams_")
-        self._beams, self._kept = beams, kept
+        self._beams, self._kept, self._penalty = beams, kept, repetition_penalty
+        self._limits = (temperature, top_k, top_p, min_p, kept // beams)
+        self.draws: bool = temperature > 0
+        self.penalizes: bool = repetition_penalty != 1
 
-    def best(self, F: Any, scores: Array, totals: Array, beams: int) -> tuple[Array, Array]:
+    def best(
+        self,
+        F: Any,
+        scores: Array,
+        totals: Array,
+        history: Array | None,
+        keys: Array | None,
+        beams: int,
+    ) -> tuple[Array, Array]:
         """Returns the logarithms of probabilities, and the indices, of the most probable
-        continuations of each request. `totals` (beams, 1) are the logarithms for the beams."""
+        continuations of each request, or of those that were drawn. `totals` (beams, 1) are the
+        logarithms for the beams, and `history` (beams, length) their tokens. `keys` (requests, 2)
+        are those of the draws."""
         scores = F.log_softmax(F.cast(F.reshape(scores, (-3, 0)), "float32"), axis=-1)
+        if history is not None:
+            history = history.as_in_context(scores.context)
+            scores = penalized(F, scores, history, self._penalty)
+        if self.draws:
+            scores = limited(F, scores, *self._limits)
         scores = F.broadcast_add(scores, totals.as_in_context(scores.context))
-        scores = F.reshape(scores, (-4, -1, beams, 0))
-        values, indices = F.topk(
-            F.reshape(scores, (0, -3)), k=self._kept, ret_typ="both", dtype="int32"
-        )
+        scores = F.reshape(F.reshape(scores, (-4, -1, beams, 0)), (0, -3))
+        if keys is not None:
+            return drawn(F, scores, keys.as_in_context(scores.context), self._kept)
+        values, indices = F.topk(scores, k=self._kept, ret_typ="both", dtype="int32")
         return values, indices
 
     def hybrid_forward(
@@ -177,6 +209,8 @@ class BeamStep(_Around):
         lengths: Array,
         totals: Array,
         order: Array,
+        history: Array | None,
+        keys: Array | None,
         cache: Sequence[Any],
     ) -> tuple[Any, ...]:
         """Returns `best`, and the keys and values of the cache in their new order."""
@@ -193,7 +227,7 @@ class BeamStep(_Around):
         cache = [reorder(given) for given in cache]
         last = F.zeros_like(lengths)
         scores = self.step(F.expand_dims(tokens, axis=1), lengths, last, cache)
-        return (*self.best(F, scores, totals, self._beams), *moved)
+        return (*self.best(F, scores, totals, history, keys, self._beams), *moved)
 
 
 class _Programs:
