@@ -413,6 +413,7 @@ def awq(task: Task, undo: contextlib.ExitStack) -> None:
 def _folds(net: Block) -> Iterator[_Fold]:
     """Yields the places where inputs can be divided, in the order of the layers."""
     from ..gluon.model_zoo.text import DecoderLayer
+    from ..gluon.model_zoo.text._t5 import MemoryAttention
 
     found: list[Block] = []
     net.apply(found.append)
@@ -430,7 +431,7 @@ def _folds(net: Block) -> Iterator[_Fold]:
             folds.append(_fold_of_norm(block.ffn_norm, [block.ffn1]))
         elif type(block) is nn.GatedMLP:
             folds.append(_fold_of_rows(block.up, block.down))
-        elif type(block) is nn.MultiHeadAttention:
+        elif type(block) in (nn.MultiHeadAttention, MemoryAttention):
             heads, kv_heads, size = heads_of(block)
             folds.append(_fold_of_rows(block.value, block.proj, heads // kv_heads, size))
         for fold in folds:

@@ -7,6 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
+from mpgluon.contrib._calibrated_weights import _folds
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text._sources import padded_length
 from support.devices import on
@@ -202,6 +203,13 @@ def test_packed_weights_give_the_tokens_of_whole_sequences(quantize):
     prompt = PROMPTS[0]
     expected = without_cache(net, prompt, 10)
     assert text.generate(net, [prompt], max_new=10, stop=()) == [expected]
+
+
+def test_values_of_attention_to_the_encoder_are_scaled_for_packing():
+    """As those of other attention (AWQ)."""
+    net = network()
+    folded = {layer for fold in _folds(net) for layer in fold.layers}
+    assert folded >= {layer.memory.proj for layer in net.decoder.layers}
 
 
 def test_prompts_of_new_lengths_compile_few_programs():
