@@ -22,6 +22,7 @@ WAYS = {
     },
     "norm": {"qk_norm": True, "rotary": True},
     "norm with offset": {"qk_norm": {"offset": 1.0, "epsilon": 0.1}, "use_bias": True},
+    "norm of all heads": {"qk_norm": {"whole": True, "epsilon": 0.1}, "rotary": True},
     "window": {"window": 5, "softcap": 3.0, "scale": 0.3},
 }
 
@@ -70,11 +71,15 @@ def reference(layer, x, options):
     split = lambda a: a.reshape(*a.shape[:2], -1, SIZE)
     q, k, v = (split(project(name, x)) for name in ("query", "key", "value"))
     if options.get("qk_norm"):
-        norm = options["qk_norm"] if isinstance(options["qk_norm"], dict) else {}
+        norm = dict(options["qk_norm"]) if isinstance(options["qk_norm"], dict) else {}
+        whole = norm.pop("whole", False)
         q, k = (
-            normed(a, values[name + "_norm.gamma"], **norm)
+            normed(
+                a.reshape(*a.shape[:2], -1) if whole else a, values[f"{name}_norm.gamma"], **norm
+            )
             for a, name in ((q, "query"), (k, "key"))
         )
+        q, k = split(q), split(k)
     if options.get("rotary"):
         given = options["rotary"] if isinstance(options["rotary"], dict) else {}
         q, k = rotated(q, **given), rotated(k, **given)
@@ -104,7 +109,8 @@ def equal(one, other):
 def test_layer_matches_numpy(way):
     x, layer = numbers(BATCH, TIME, UNITS), made(way)
     if layer.query_norm is not None:
-        layer.query_norm.gamma.set_data(nd.array([1, 2, -1, 0.5]))
+        size = layer.query_norm.gamma.shape[0]
+        layer.query_norm.gamma.set_data(nd.array(numbers(size, seed=7)))
     wanted = reference(layer, x, WAYS[way])
     found = layer(nd.array(x, ctx=on(0))).asnumpy()
     assert np.abs(found - wanted).max() < 2e-5 * np.abs(wanted).max()
@@ -137,7 +143,14 @@ def test_layer_has_the_same_bits_everywhere(way):
     assert equal(*pieces) and np.array_equal(pieces[0][0], wanted[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+def test_heads_that_are_normalized_together_are_not_split():
+    net = nn.HybridSequential()
+    net.add(made("norm of all heads"))
+    with pytest.raises(MXNetError, match="all heads together, .* place whole layers on devices"):
+        shard(net, {"0": "heads"}, [on(0), on(1)])
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "norm of all heads"])
 def test_heads_are_split_by_whole_groups(way):
     x = nd.array(numbers(BATCH, TIME, UNITS), ctx=on(0))
     wanted = run(made(way), x)

@@ -60,10 +60,10 @@ class Case:
             "mlp_bias": r.random() < 0.4,
             "window": [r.choice([0, 0, 3, 20]) for _ in range(self.layers)],
             "tied": r.random() < 0.3,
-            "qk_norm": r.random() < 0.3,
+            "qk_norm": r.choice([False, False, True, "whole"]),
             "softcap": r.choice([0, 0, 5.0]),
             "head_softcap": r.choice([0, 0, 3.0]),
-            "sandwich": r.random() < 0.3,
+            **r.choice([{}, {}, {"sandwich": True}, {"sandwich": True, "pre_norm": False}]),
         }
         if r.random() < 0.7:
             self.network["rotary"] = {"style": r.choice(["half", "pairs"])}
@@ -98,7 +98,7 @@ class Case:
         self.draft = r.choice(["network", r.randint(1, 7)])
         self.count = r.randint(1, 7)
         self.threads = r.choice([0, 1, 2])
-        self.splits = kv_heads > 1 and r.random() < 0.5
+        self.splits = kv_heads > 1 and self.network["qk_norm"] != "whole" and r.random() < 0.5
         self.format = r.choice([None, None, None, "int8", "int4", "nf4"])
         self.adapters = r.choice([(), (), ("one",), ("one", "two")])
         self.rslora, self.dora, self.merged = (r.random() < 0.5 for _ in range(3))

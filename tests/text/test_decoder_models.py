@@ -112,6 +112,7 @@ DECODERS = {
         },
     ),
     "olmo": ("Olmo", "ForCausalLM", {"tie_word_embeddings": True, "eos_token_id": 2}),
+    "olmo 2": ("Olmo2", "ForCausalLM", {"eos_token_id": 2, "rms_norm_eps": 1e-5}),
     "gpt 2": (
         "GPT2",
         "GPT2LMHeadModel",

@@ -44,7 +44,7 @@ _ROTARY = {
 }
 _STYLES, _SCALINGS = ("half", "pairs"), ("none", "linear", "llama3", "yarn", "longrope")
 _BLOCK = 384  # rows of a cache may move by multiples of this number of keys
-_NORM = {"epsilon": 1e-6, "offset": 0.0}
+_NORM = {"epsilon": 1e-6, "offset": 0.0, "whole": False}
 
 
 def _options(layer, name, given, known):
@@ -120,7 +120,8 @@ class MultiHeadAttention(Layer):
         Whether the projections have a bias, for all or by name, as in ``{'query': True}``.
     qk_norm : bool or dict, optional
         RMS normalization of the features of each query and key head. Options: ``epsilon``
-        (1e-6) and ``offset`` (0), which is added to the factors.
+        (1e-6), ``offset`` (0), which is added to the factors, and ``whole`` (False), which
+        normalizes the features of all heads together.
     rotary : bool or dict, optional
         Rotary position embedding of queries and keys. The options are those of
         `nd.contrib.rotary`, such as ``base`` (10000), ``style`` ('half' or 'pairs') and
@@ -240,10 +241,14 @@ class MultiHeadAttention(Layer):
             self.value: Dense = dense("value", kv_heads * head_dim, in_units)
             self.query_norm: RMSNorm | None = None
             self.key_norm: RMSNorm | None = None
+            self.normalizes_whole: bool = bool(norm and norm.pop("whole"))
             if norm:
-                norm.update(in_channels=head_dim, dtype=dtype)
-                self.query_norm = RMSNorm(**norm, prefix="query_norm_")
-                self.key_norm = RMSNorm(**norm, prefix="key_norm_")
+                of_query, of_key = (n if self.normalizes_whole else 1 for n in (heads, kv_heads))
+                norm["dtype"] = dtype
+                self.query_norm = RMSNorm(
+                    **norm, in_channels=of_query * head_dim, prefix="query_norm_"
+                )
+                self.key_norm = RMSNorm(**norm, in_channels=of_key * head_dim, prefix="key_norm_")
             self.proj: Dense = dense("proj", units, heads * head_dim)
 
     def _check_rotary(self, kind):
@@ -275,10 +280,13 @@ class MultiHeadAttention(Layer):
         own = key is None
         key = query if own else key
         value = key if value is None else value
-        q = F.reshape(self.query(query), shape=(0, 0, self._heads, -1))
-        k = F.reshape(self.key(key), shape=(0, 0, self._kv_heads, -1))
+        q, k = self.query(query), self.key(key)
+        if self.normalizes_whole:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q = F.reshape(q, shape=(0, 0, self._heads, -1))
+        k = F.reshape(k, shape=(0, 0, self._kv_heads, -1))
         v = F.reshape(self.value(value), shape=(0, 0, self._kv_heads, -1))
-        if self.query_norm is not None:
+        if self.query_norm is not None and not self.normalizes_whole:
             q, k = self.query_norm(q), self.key_norm(k)
         if cache is not None and lengths is None:
             raise MXNetValueError(f"{self.name}: a cache needs lengths, its numbers of rows")

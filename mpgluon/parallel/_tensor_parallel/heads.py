@@ -124,6 +124,11 @@ class ParallelHeads(SplitLayer):
         choices: list[tuple[str, ...]],
     ) -> None:
         super().__init__(ctx, prefix=block.prefix)
+        if isinstance(block, nn.MultiHeadAttention) and block.normalizes_whole:
+            raise MXNetError(
+                f"shard: '{block.name}' normalizes the queries and keys of all heads together, so "
+                "it cannot be split by 'heads'; place whole layers on devices instead"
+            )
         # Bypass the registration of `block` as a child, because this block takes over its
         # parameters.
         self.__dict__["_block"] = block

@@ -194,6 +194,7 @@ DECODERS = {
         sandwich=True,
         qk_norm=True,
     ),
+    "olmo2": dict(rotary={}, kv_heads=2, sandwich=True, pre_norm=False, qk_norm="whole"),
     "mixtral": dict(rotary={}, experts=dict(hidden=48, experts=4, k=2)),
 }
 PROMPTS = [[1, 5, 3, 9, 11, 2, 7, 8, 1, 4, 3, 2, 6, 6], [7, 2, 5]]

@@ -38,7 +38,8 @@ class DecoderLayer(HybridBlock):
     """Attention and a feed-forward network, each applied to its normalized input and added to it.
 
     The children are `attention_norm`, `attention`, `mlp_norm` and `mlp`. With `sandwich`,
-    `attention_post_norm` and `mlp_post_norm` normalize the results before they are added.
+    `attention_post_norm` and `mlp_post_norm` normalize the results before they are added. Without
+    `pre_norm`, the inputs are not normalized.
 
     Parameters
     ----------
@@ -52,6 +53,8 @@ class DecoderLayer(HybridBlock):
         Whether results are normalized as well.
     dropout : float, default 0
         Fraction of results that become 0 while training.
+    pre_norm : bool, default True
+        Whether inputs are normalized.
     """
 
     def __init__(
@@ -62,13 +65,18 @@ class DecoderLayer(HybridBlock):
         mlp: Callable[..., HybridBlock],
         sandwich: bool = False,
         dropout: float = 0.0,
+        pre_norm: bool = True,
         **kwargs: Never,
     ) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
-            self.attention_norm: HybridBlock = norm(units, prefix="attention_norm_")
+            self.attention_norm: HybridBlock | None = (
+                norm(units, prefix="attention_norm_") if pre_norm else None
+            )
             self.attention: HybridBlock = attention(prefix="attention_")
-            self.mlp_norm: HybridBlock = norm(units, prefix="mlp_norm_")
+            self.mlp_norm: HybridBlock | None = (
+                norm(units, prefix="mlp_norm_") if pre_norm else None
+            )
             self.mlp: HybridBlock = mlp(prefix="mlp_")
             self.attention_post_norm: HybridBlock | None = (
                 norm(units, prefix="attention_post_norm_") if sandwich else None
@@ -85,13 +93,14 @@ class DecoderLayer(HybridBlock):
         lengths: Array | None = None,
         cache: Sequence[Any] | None = None,
     ) -> Array:
-        y = self.attention_norm(x)
+        y = x if self.attention_norm is None else self.attention_norm(x)
         if cache is None:
             y = self.attention(y)
         else:
             y = self.attention(y, None, None, None, lengths, None, None, cache)
         x = x + self._after(y, self.attention_post_norm)
-        return x + self._after(self.mlp(self.mlp_norm(x)), self.mlp_post_norm)
+        y = x if self.mlp_norm is None else self.mlp_norm(x)
+        return x + self._after(self.mlp(y), self.mlp_post_norm)
 
     def _after(self, x, norm):
         if norm is not None:
@@ -104,7 +113,7 @@ class Decoder(HybridBlock):
 
     The children are `embed`, `layers`, `norm` and `head`, and `positions` if positions have an
     embedding. `from_config` creates the networks of GPT-2, Llama, Mistral, Qwen, Gemma, Phi-3,
-    Mixtral, Qwen3-MoE and OLMo.
+    Mixtral, Qwen3-MoE, OLMo and OLMo 2.
 
     Parameters
     ----------
@@ -134,8 +143,9 @@ class Decoder(HybridBlock):
         The number of keys that a row sees; 0 for all.
     tied : bool, default False
         Whether `head` shares the weight of `embed`.
-    qk_norm : bool, default False
-        Whether the queries and keys of each head are divided by their root mean square.
+    qk_norm : bool or 'whole', default False
+        Whether the queries and keys of each head are divided by their root mean square, or those of
+        all heads together ('whole').
     scale : float or list of float, optional
         Factor of the attention scores; by default ``head_dim ** -0.5``.
     softcap, head_softcap : float, default 0
@@ -144,6 +154,8 @@ class Decoder(HybridBlock):
         Factor of the embedding.
     sandwich : bool, default False
         Whether the results of attention and feed-forward networks are normalized.
+    pre_norm : bool, default True
+        Whether the inputs of attention and feed-forward networks are normalized.
     experts : dict, optional
         Options of `nn.MoE`, which replaces the feed-forward networks: `hidden`, `experts`, `k` and
         others.
@@ -183,12 +195,13 @@ class Decoder(HybridBlock):
         positions: int = 0,
         window: int | Sequence[int] = 0,
         tied: bool = False,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
         scale: float | Sequence[float] | None = None,
         softcap: float = 0.0,
         head_softcap: float = 0.0,
         embed_scale: float = 1.0,
         sandwich: bool = False,
+        pre_norm: bool = True,
         experts: Mapping[str, Any] | None = None,
         expert_layers: bool | Sequence[bool] = True,
         embed_dropout: float = 0.0,
@@ -206,6 +219,9 @@ class Decoder(HybridBlock):
         mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
         if gated:
             mlp = partial(mlp, in_units=units)
+        head_norm = None
+        if qk_norm:
+            head_norm = {"epsilon": epsilon, "offset": norm_offset, "whole": qk_norm == "whole"}
         mixture = None if experts is None else partial(MoE, units, in_units=units, **experts)
         with self.name_scope():
             self.embed: Embedding = Embedding(
@@ -234,7 +250,7 @@ class Decoder(HybridBlock):
                         kv_heads,
                         head_dim,
                         use_bias=attention_bias,
-                        qk_norm={"epsilon": epsilon, "offset": norm_offset} if qk_norm else None,
+                        qk_norm=head_norm,
                         rotary=None if turn is None else {**turn},
                         window=rows,
                         softcap=softcap,
@@ -254,6 +270,7 @@ class Decoder(HybridBlock):
                             ),
                             sandwich,
                             dropout,
+                            pre_norm,
                             prefix=f"{i}_",
                         )
                     )

@@ -251,6 +251,12 @@ def _olmo(config: Config) -> Options:
     return {**_llama(config), "norm": "plain", "epsilon": 1e-5}
 
 
+def _olmo2(config: Config) -> Options:
+    epsilon = config.number("rms_norm_eps", 1e-5)
+    norms = {"sandwich": True, "pre_norm": False, "qk_norm": "whole"}
+    return {**_llama(config), "epsilon": epsilon, **norms}
+
+
 def _gpt2(config: Config) -> Options:
     units, heads, layers = (
         config.size("n_embd", 768),
@@ -412,6 +418,7 @@ _MODELS: dict[str, tuple[Callable[[Config], Options], Callable[[Options], list[E
     "mixtral": (_mixtral, _mixtral_names),
     "qwen3_moe": (_qwen3_moe, _qwen3_moe_names),
     "olmo": (_olmo, _llama_names),
+    "olmo2": (_olmo2, _gemma_names),
     "gpt2": (_gpt2, _gpt2_names),
 }
 
