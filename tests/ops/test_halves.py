@@ -171,21 +171,33 @@ def test_batch_dot_of_a_few_rows_is_rounded_once(dtype):
         check(nd.batch_dot(a, b, transpose_b=tb), expected, dtype, k)
 
 
+# The last four consist of whole blocks. Sums of more than 512 or 1024 elements have several parts.
+SIZES_OF_ROWS = [
+    (1003, 517),
+    (130, 1500),
+    (65, 2817),
+    (300, 768),
+    (96, 1056),
+    (96, 2048),
+    (160, 64),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize(("n", "k"), [(1003, 517), (300, 768), (130, 1500), (65, 2817)])
+@pytest.mark.parametrize(("n", "k"), SIZES_OF_ROWS)
 def test_bits_of_a_row_do_not_depend_on_rows_threads_or_alignment(dtype, transpose_b, n, k):
     """The products of more than 16 rows have another kernel."""
     random = np.random.RandomState(3)
     x, w = halves(random, dtype, 40, k), halves(random, dtype, *((n, k) if transpose_b else (k, n)))
     shifted = nd.concat(nd.zeros((1,), dtype=dtype), w.reshape((-1,)), dim=0)[1:].reshape(w.shape)
-    found = set()
+    whole = wide(nd.dot(x, w, transpose_b=transpose_b))
     for threads, weight in itertools.product((1, 3), (w, shifted)):
         mx.context.set_threads(threads)
-        for rows in (1, 2, 3, 4, 5, 8, 16, 17, 40):
-            found.add(wide(nd.dot(x[:rows], weight, transpose_b=transpose_b)[:1]).tobytes())
+        for rows in (*range(1, 10), 16, 17, 40):
+            found = wide(nd.dot(x[:rows], weight, transpose_b=transpose_b))
+            assert (found == whole[:rows]).all(), (threads, rows)
     mx.context.set_threads(0)
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -18,6 +18,8 @@ enum { FEW_ROWS = 4, MOST_ROWS = 16, MOST_ELEMENTS = 32768 };
 enum { MOST_TERMS = 1 << 16 };
 /* Size of a block of transposed B: MPG_TURNED pairs of elements along k, and WIDTH columns. */
 enum { BLOCK = 2 * MPG_TURNED, WIDTH = 2 * MPG_TURNED };
+/* Elements of a row of B between a prefetch and its use, if prefetches are in the order of use. */
+enum { AHEAD = 8 * BLOCK };
 /* Rows of B that are added at once, columns of a block, and sums that a thread keeps. */
 enum { STEPS = 4, COLUMNS = 64, SUMS = 4096 };
 _Static_assert(SUMS >= MOST_ROWS * COLUMNS, "a thread must keep the sums of a block");
@@ -142,6 +144,9 @@ static bool in_pairs(void) {
 #endif
 }
 
+/* Maximum rows of A whose sums fit into registers. */
+enum { FEW_PAIRED_ROWS = 8 };
+
 /* The length of k that oneDNN sums separately before it adds the result to the total. */
 static int64_t chain_of_pairs(int64_t k) { return k > 1024 ? 1024 : 512; }
 
@@ -185,8 +190,26 @@ static inline __m512i quarters(const char *from, int64_t step) {
   return all;
 }
 
-/* Adds the products of `rows` rows of A with a whole block of B, which is transposed in registers:
- * faster than `turn` unless many rows use the block. */
+/* Adds the products of `rows` rows of A with 16 bytes of MPG_TURNED rows of B, which are transposed
+ * in registers: faster than `turn` unless many rows use the block. */
+PAIRS_TARGET static inline __attribute__((always_inline)) void add_turned_quarter(
+    const int rows, const uint16_t *a, int64_t stride, const char *from, int64_t step,
+    __m512 *sum) {
+  __m512i b0 = quarters(from, step), b1 = quarters(from + step, step),
+          b2 = quarters(from + 2 * step, step), b3 = quarters(from + 3 * step, step);
+  __m512i low0 = _mm512_unpacklo_epi32(b0, b1), high0 = _mm512_unpackhi_epi32(b0, b1),
+          low1 = _mm512_unpacklo_epi32(b2, b3), high1 = _mm512_unpackhi_epi32(b2, b3);
+  __m512i pairs[4] = {_mm512_unpacklo_epi64(low0, low1), _mm512_unpackhi_epi64(low0, low1),
+                      _mm512_unpacklo_epi64(high0, high1), _mm512_unpackhi_epi64(high0, high1)};
+  MPG_UNROLL(8)
+  for (int r = 0; r < rows; r++) MPG_UNROLL(4)
+  for (int p = 0; p < 4; p++) {
+    int x = pair_of(a + r * stride + 2 * p);
+    sum[r] = _mm512_dpbf16_ps(sum[r], (__m512bh)_mm512_set1_epi32(x), (__m512bh)pairs[p]);
+  }
+}
+
+/* Adds the products of `rows` rows of A with a whole block of B. */
 PAIRS_TARGET static inline __attribute__((always_inline)) void add_turned(
     const int rows, const uint16_t *a, int64_t stride, const uint16_t *b, int64_t k,
     float (*sums)[WIDTH]) {
@@ -196,21 +219,8 @@ PAIRS_TARGET static inline __attribute__((always_inline)) void add_turned(
     MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) sum[r] = _mm512_load_ps(sums[r] + half * LANES);
     MPG_UNROLL(4)
-    for (int quarter = 0; quarter < 4; quarter++) {
-      const char *from = (const char *)b + 16 * quarter;
-      __m512i b0 = quarters(from, step), b1 = quarters(from + step, step),
-              b2 = quarters(from + 2 * step, step), b3 = quarters(from + 3 * step, step);
-      __m512i low0 = _mm512_unpacklo_epi32(b0, b1), high0 = _mm512_unpackhi_epi32(b0, b1),
-              low1 = _mm512_unpacklo_epi32(b2, b3), high1 = _mm512_unpackhi_epi32(b2, b3);
-      __m512i pairs[4] = {_mm512_unpacklo_epi64(low0, low1), _mm512_unpackhi_epi64(low0, low1),
-                          _mm512_unpacklo_epi64(high0, high1), _mm512_unpackhi_epi64(high0, high1)};
-      MPG_UNROLL(8)
-      for (int r = 0; r < rows; r++) MPG_UNROLL(4)
-      for (int p = 0; p < 4; p++) {
-        int x = pair_of(a + r * stride + 8 * quarter + 2 * p);
-        sum[r] = _mm512_dpbf16_ps(sum[r], (__m512bh)_mm512_set1_epi32(x), (__m512bh)pairs[p]);
-      }
-    }
+    for (int quarter = 0; quarter < 4; quarter++)
+      add_turned_quarter(rows, a + 8 * quarter, stride, (const char *)b + 16 * quarter, step, sum);
     MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) _mm512_store_ps(sums[r] + half * LANES, sum[r]);
   }
@@ -223,6 +233,64 @@ PAIRS_TARGET static void add_few_pairs(int64_t m, const uint16_t *a, int64_t str
     case 2: add_turned(2, a, stride, b, k, sums); break;
     case 3: add_turned(3, a, stride, b, k, sums); break;
     default: add_turned(4, a, stride, b, k, sums); break;
+  }
+}
+
+/* Sums the products of `rows` rows of A with MPG_TURNED rows of B, whose whole blocks are read in
+ * turn. Prefetches are in the same order and spread over the loop: the lines are then still in the
+ * L1 cache when they are used. */
+PAIRS_TARGET static inline __attribute__((always_inline)) void sum_turned(const int rows,
+                                                                          const uint16_t *a,
+                                                                          const uint16_t *b,
+                                                                          int64_t k, int64_t chain,
+                                                                          float (*totals)[WIDTH]) {
+  const int64_t step = k * (int64_t)sizeof *b;
+  __m512 total[FEW_PAIRED_ROWS], sum[FEW_PAIRED_ROWS];
+  MPG_UNROLL(8)
+  for (int r = 0; r < rows; r++) total[r] = sum[r] = _mm512_setzero_ps();
+  for (int64_t p = 0; p < k;) {
+    const int64_t at = p + AHEAD; /* after the end of these rows, in the rows that follow */
+    const char *next = (const char *)(at < k ? b + at : b + MPG_TURNED * k + (at - k) % k);
+    MPG_UNROLL(4)
+    for (int quarter = 0; quarter < 4; quarter++) {
+      MPG_UNROLL(4)
+      for (int r = 4 * quarter; r < 4 * quarter + 4; r++) __builtin_prefetch(next + r * step);
+      add_turned_quarter(rows, a + p + 8 * quarter, k, (const char *)(b + p) + 16 * quarter, step,
+                         sum);
+    }
+    p += BLOCK;
+    if (p % chain && p < k) continue;
+    MPG_UNROLL(8)
+    for (int r = 0; r < rows; r++)
+      total[r] = _mm512_add_ps(total[r], sum[r]), sum[r] = _mm512_setzero_ps();
+  }
+  MPG_UNROLL(8)
+  for (int r = 0; r < rows; r++) _mm512_storeu_ps(totals[r], total[r]);
+}
+
+/* True if sum_turned is faster than adding block by block. Rows of B that are a multiple of 2 KB
+ * apart compete for the same sets of the L1 cache, and two groups of short rows fit into it. */
+static bool sums_turned(int64_t m, int64_t k) {
+  bool spread = k % 1024 != 0;
+  return k % BLOCK == 0 &&
+         (m > 2 ? m <= 4 || (m <= FEW_PAIRED_ROWS && spread) : spread && k > 1024);
+}
+
+/* Computes the sums of a group of WIDTH columns of C. */
+PAIRS_TARGET static void sum_few_pairs(int64_t m, const uint16_t *a, const uint16_t *b, int64_t k,
+                                       int64_t chain, float (*totals)[WIDTH]) {
+  for (int column = 0; column < WIDTH; column += MPG_TURNED, b += MPG_TURNED * k) {
+    float (*to)[WIDTH] = (float (*)[WIDTH])(totals[0] + column);
+    switch (m) {
+      case 1: sum_turned(1, a, b, k, chain, to); break;
+      case 2: sum_turned(2, a, b, k, chain, to); break;
+      case 3: sum_turned(3, a, b, k, chain, to); break;
+      case 4: sum_turned(4, a, b, k, chain, to); break;
+      case 5: sum_turned(5, a, b, k, chain, to); break;
+      case 6: sum_turned(6, a, b, k, chain, to); break;
+      case 7: sum_turned(7, a, b, k, chain, to); break;
+      default: sum_turned(FEW_PAIRED_ROWS, a, b, k, chain, to); break;
+    }
   }
 }
 

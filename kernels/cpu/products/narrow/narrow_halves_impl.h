@@ -82,6 +82,13 @@ static void dots_T(void *context, int64_t begin, int64_t end) {
     const uint16_t *a = (const uint16_t *)g->a + i * g->m * k,
                    *b = (const uint16_t *)g->b + (i * g->n + j) * k;
     float sums[MOST_ROWS][WIDTH] __attribute__((aligned(64))), totals[MOST_ROWS][WIDTH];
+#if defined(MPG_WITH_PAIRS) && defined(OF_PAIRS)
+    if (add_block == add_block_of_pairs && valid == WIDTH && sums_turned(g->m, k)) {
+      sum_few_pairs(g->m, a, b, k, chain, totals);
+      for (int64_t r = 0; r < g->m; r++) finish_T(g, i * g->m + r, j, valid, totals[r]);
+      continue;
+    }
+#endif
     memset(sums, 0, (size_t)g->m * sizeof *sums);
     memset(totals, 0, (size_t)g->m * sizeof *totals);
     for (int64_t p = 0; p < k; p += BLOCK) {
