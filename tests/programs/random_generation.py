@@ -257,7 +257,7 @@ class Case:
             yield "draft", text.generate(placed, self.prompts, draft=draft, **options)
 
     def check_beams(self, net, used):
-        """Compares the scores of a beam search with those of the whole sequences. Returns them."""
+        """Compares the scores of a beam search with the scores of whole sequences. Returns them."""
         stop = [token for token in self.options.get("stop", []) if isinstance(token, int)]
         options = {"max_new": self.most, "num_beams": self.beams, "stop": stop}
         found, scores = text.generate(used, self.prompts, return_scores=True, **options)

@@ -117,7 +117,7 @@ def test_continuations_are_drawn_without_replacement():
     count, temperature = 4000, 1.7
     scores = log_probabilities(net, [1, 2])[-1] / temperature
     odds = np.exp(scores) / np.exp(scores).sum()
-    # Two beams draw four tokens, of which the best one is the result.
+    # Two beams draw four tokens, and the best one is the result.
     expected = np.zeros(7)
     for order in itertools.permutations(range(7), 4):
         chance, left = 1.0, 1.0

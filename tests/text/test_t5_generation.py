@@ -170,7 +170,7 @@ def test_tokens_of_the_config_begin_and_end_a_text():
 
 
 class Words:
-    """A tokenizer of words, which ends texts with token 1, as that of T5."""
+    """A tokenizer of words, which ends texts with token 1, as T5's does."""
 
     def encode(self, given):
         return [*(int(word) for word in given.split()), 1]
@@ -206,7 +206,7 @@ def test_packed_weights_give_the_tokens_of_whole_sequences(quantize):
 
 
 def test_values_of_attention_to_the_encoder_are_scaled_for_packing():
-    """As those of other attention (AWQ)."""
+    """AWQ scales the values of all attention."""
     net = network()
     folded = {layer for fold in _folds(net) for layer in fold.layers}
     assert folded >= {layer.memory.proj for layer in net.decoder.layers}

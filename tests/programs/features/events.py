@@ -315,7 +315,7 @@ def adapters(run):
 
 @event("two adapters")
 def two_adapters(run):
-    """Trains the sum of two adapters, one of which has another norm for each row."""
+    """Trains the sum of two adapters. One has another norm for each row."""
     adapt(run, name="plain", rslora=True)
     adapt(run, name="directed", dora=True)
     lora.enable(run.net, "plain", "directed")

@@ -61,8 +61,8 @@ def _above(F, scores, bound):
 
 def drawn(F: Any, scores: Array, keys: Array, count: int) -> tuple[Array, Array]:
     """Draws `count` continuations of each request from scores (requests, continuations), without
-    replacement and with the softmax of the scores as probabilities. `keys` (requests, 2) are those
-    of `F.contrib.sample_tokens`. Returns their scores and indices."""
+    replacement and with the softmax of the scores as probabilities. `F.contrib.sample_tokens`
+    describes `keys` (requests, 2). Returns the drawn continuations' scores and indices."""
     seed, position = F.split(keys, num_outputs=2, axis=1)
     left, values, indices = scores, [], []
     for i in range(count):

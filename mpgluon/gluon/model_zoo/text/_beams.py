@@ -33,8 +33,8 @@ def beam_search(
     options: dict[str, float],
     seeds: Sequence[int] | None,
 ) -> tuple[list[list[int]], list[float]]:
-    """Returns the best sequence of each request without its end, and its score. `options` are those
-    of `BeamStep`, and `seeds` those of the requests if it draws."""
+    """Returns the best sequence of each request without its end, and its score. `options` go to
+    `BeamStep`. If it draws, `seeds` has a seed for each request."""
     batch, kept = len(prompts), max(2, 1 + len(ends)) * beams
     step = programs_of(net, BeamStep, beams=beams, kept=kept, **options)
     read = read_prompts(net, prompts, most, beams)

@@ -39,8 +39,8 @@ class Cache:
 
     @classmethod
     def create(cls, net: Decoder, batch: int, length: int, chunk: int) -> Cache:
-        """Returns an empty cache for sequences of up to `length` tokens, of which up to `chunk` are
-        added at once."""
+        """Returns an empty cache for sequences of up to `length` tokens. A call may add up to
+        `chunk` tokens."""
         rounded = rounded_length(length)
         if 0 < net.max_length < length:
             raise MXNetValueError(
@@ -107,7 +107,7 @@ def rounded_length(length: int) -> int:
 
 
 def device_of_tokens(net: Any, arrays: list[Any]) -> Context:
-    """Returns the device of the embedding, or that of the first layer's cache if the embedding is
+    """Returns the device of the embedding, or of the first layer's cache if the embedding is
     split."""
     weight = getattr(net.embed, "weight", None)
     return weight.list_ctx()[0] if weight else home_of(arrays[0])

@@ -144,8 +144,8 @@ class Decoder(HybridBlock):
     tied : bool, default False
         Whether `head` shares the weight of `embed`.
     qk_norm : bool or 'whole', default False
-        Whether the queries and keys of each head are divided by their root mean square, or those of
-        all heads together ('whole').
+        Whether the queries and keys of each head are divided by their root mean square. 'whole'
+        divides by the root mean square over all heads.
     scale : float or list of float, optional
         Factor of the attention scores; by default ``head_dim ** -0.5``.
     softcap, head_softcap : float, default 0

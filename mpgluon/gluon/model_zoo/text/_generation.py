@@ -62,8 +62,7 @@ def generate(
     Parameters
     ----------
     net : Decoder or T5
-        The network. The prompts of T5 are the tokens of its encoder, and the new tokens are those
-        of its decoder.
+        The network. A T5's encoder reads the prompts, and its decoder writes the new tokens.
     tokens : list of list of int, array (requests, time), str, chat, or list of str or of chats
         The prompts, which may have different lengths. Tokens must be less than `net.vocab`. Strings
         and chats need a `tokenizer`. A chat is a list of messages, which are dicts (see

@@ -22,7 +22,7 @@ SHORTEST = 8  # tokens to which short prompts are padded
 
 class Sources:
     """The cache of a T5 for some requests, whose prompts are the tokens of its encoder, and the
-    scores after the first token of the decoder. The attributes are those of `Prompts`.
+    scores after the first token of the decoder. It has the attributes of `Prompts`.
 
     Prompts are encoded one by one, so the bits of a request don't depend on the others.
     """

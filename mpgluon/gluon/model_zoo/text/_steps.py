@@ -156,7 +156,8 @@ class Verify(_Draws):
 class BeamStep(_Around):
     """One step of a beam search. The cache is put in the order of the beams first.
 
-    With a temperature, the continuations are drawn. The other options are those of `generate`.
+    With a temperature, the continuations are drawn. `generate` describes the other
+    options.
     """
 
     def __init__(
@@ -186,9 +187,9 @@ class BeamStep(_Around):
         beams: int,
     ) -> tuple[Array, Array]:
         """Returns the logarithms of probabilities, and the indices, of the most probable
-        continuations of each request, or of those that were drawn. `totals` (beams, 1) are the
-        logarithms for the beams, and `history` (beams, length) their tokens. `keys` (requests, 2)
-        are those of the draws."""
+        continuations of each request, or of the drawn ones. `totals` (beams, 1) are the logarithms
+        for the beams, `history` (beams, length) holds their tokens, and `keys` (requests, 2) seeds
+        the draws."""
         scores = F.log_softmax(F.cast(F.reshape(scores, (-3, 0)), "float32"), axis=-1)
         if history is not None:
             history = history.as_in_context(scores.context)

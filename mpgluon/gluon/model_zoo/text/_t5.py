@@ -64,7 +64,7 @@ class RelativeBias(HybridBlock):
         return F.expand_dims(F.transpose(self._of(F, distance), (2, 0, 1)), axis=0)
 
     def _of(self, F, distance):
-        """Returns the bias (..., heads) for the position of a row minus that of a key."""
+        """Returns the bias (..., heads) for the distance from a key to a row."""
         after = distance < 0
         distance = F.abs(distance) if self._both else F.maximum(distance, 0)
         bucket = F.minimum(distance, self._half // 2)
@@ -502,7 +502,8 @@ class T5(HybridBlock):
         Each layer of the decoder has six arrays on its device: its keys and values (batch, length,
         heads, head_dim), the keys and values (batch, memory_length, heads, head_dim) and the
         lengths (batch,) of the encoder's results, and the bias (length, heads) of distances.
-        ``net.decoder.layers[i].memory.keys_and_values`` computes those of the encoder's results.
+        ``net.decoder.layers[i].memory.keys_and_values`` computes keys and values of the encoder's
+        results.
 
         Parameters
         ----------
