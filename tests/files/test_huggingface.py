@@ -107,6 +107,26 @@ def test_load_into_initialized_network_is_seen_by_compiled_program_and_keeps_gra
     assert net[0].weight.grad() is grad
 
 
+def test_load_waits_for_queued_work_that_reads_the_old_values(tmp_path):
+    arrays = values(**{"0__weight": (512, 512), "0__bias": (512,)})
+    write(tmp_path / "model.safetensors", arrays)
+    net = dense(512, 512)
+    net.initialize(mx.init.One(), ctx=on(1))
+    weight = net[0].weight
+    weight.data().attach_grad()
+    x = nd.ones((512, 512), ctx=on(1))
+    for _ in range(8):
+        x = nd.dot(x, nd.ones((512, 512), ctx=on(1))) / 512
+    with mx.autograd.record():
+        y = nd.dot(weight.data(), x) * weight.data()
+    z = x + weight.data()
+    net.load_parameters(tmp_path, format="huggingface")
+    assert (z.asnumpy() == 2).all()
+    assert (weight.data().asnumpy() == arrays["0.weight"]).all()
+    y.backward()  # uses the values of the forward pass
+    assert (weight.data().grad.asnumpy() == 1024).all()
+
+
 @pytest.mark.parametrize("kind", ["column", "row"])
 def test_split_layer_reads_only_its_part(tmp_path, monkeypatch, kind):
     arrays = values(**{"0__weight": (6, 8), "0__bias": (6,)})
