@@ -1,9 +1,9 @@
-/* Products of a few rows of float data with one row of a packed weight, without a buffer for
- * unpacked elements. Included by quantized_dot.c.
+/* Products of a few rows of float data with rows of a packed weight, without a buffer for unpacked
+ * elements. Included by quantized_dot.c.
  *
- * Each function adds to sums[m], a vector whose lanes add up to the result of data row m. Elements
- * of a group are multiplied by data first, and their sum by the scale. The order of additions
- * depends neither on the number of rows nor on m.
+ * Each function adds to sums[u * rows + m], a vector whose lanes add up to the result of data row m
+ * and unit u of a tile. Elements of a group are multiplied by data first, and their sum by the
+ * scale. The order of additions depends neither on the size of the tile nor on m and u.
  *
  * Data are padded with zeros to whole blocks. In products with int4 and nf4, a block is
  * NIBBLE_BLOCK elements, and the data of a block are transposed: nibble j of lane l is element 8 *
@@ -91,8 +91,16 @@ static inline vector_u32 load_words(const void *p) {
 
 /* --- Scales ----------------------------------------------------------------------------------- */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-enum { NIBBLE_BLOCK = 8 * LANES, MOST_ROWS = 4, UNIT_BLOCK = 64, RUN = 4 * LANES };
+enum { NIBBLE_BLOCK = 8 * LANES, UNIT_BLOCK = 64, RUN = 4 * LANES };
 _Static_assert(UNPACK % NIBBLE_BLOCK == 0, "padded rows must consist of whole blocks");
+/* Sizes of a tile: units with 1, 2, 3 and 4 rows. */
+#if defined(__AVX512F__)
+enum { UNITS_1 = 4, UNITS_2 = 4, UNITS_3 = 2, UNITS_4 = 2 };
+#else
+enum { UNITS_1 = 4, UNITS_2 = 2, UNITS_3 = 1, UNITS_4 = 1 };
+#endif
+enum { MOST_ROWS = 4, MOST_UNITS = 4, MOST_SUMS = 8 };
+_Static_assert(FEW_ROWS <= 2 * MOST_ROWS, "two tiles must cover all rows");
 
 /* Values of int4 minus 8, the zero of a weight without zeros. Zeros are reduced by 8 as well. */
 static const float centered[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
@@ -163,68 +171,113 @@ static inline VI lane_groups(int count) {
   return VI_WORDS(lanes);
 }
 
+/* --- Tiles of the result ---------------------------------------------------------------------- */
+/* Some rows of data, and the units of the weight that are multiplied by them at the same time.
+ * Several units keep more additions in flight and share the loads of data. */
+typedef struct tile {
+  const float *data, *totals;
+  const uint8_t *packed[MOST_UNITS];
+  int64_t unit[MOST_UNITS];
+} tile;
+
+/* Prefetches bytes [from, from + bytes) of the unit after each unit of the tile. With one row of
+ * data, the weight is read steadily, and the processor's own prefetching is enough. */
+ALWAYS_INLINE void fetch_next(const few *t, const tile *b, int64_t from, int bytes, int rows,
+                              int units) {
+  if (rows == 1) return;
+  MPG_UNROLL(4)
+  for (int u = 0; u < units; u++) MPG_UNROLL(8)
+  for (int i = 0; i < bytes; i += 64)
+    __builtin_prefetch(b->packed[u] + t->weight.weight.row_bytes + from + i);
+}
+
+/* Adds the products of a vector of each unit with the data of each row. */
+ALWAYS_INLINE void add_products(int rows, int units, const V *q, const float *data, int64_t stride,
+                                V *sums) {
+  MPG_UNROLL(4)
+  for (int m = 0; m < rows; m++) {
+    V x = V_LOAD(data + m * stride);
+    MPG_UNROLL(4)
+    for (int u = 0; u < units; u++) sums[u * rows + m] = V_FMA(q[u], x, sums[u * rows + m]);
+  }
+}
+
+ALWAYS_INLINE void clear(int count, V *sums) {
+  MPG_UNROLL(8)
+  for (int i = 0; i < count; i++) sums[i] = V_SET(0);
+}
+
 /* --- int8 ------------------------------------------------------------------------------------- */
 static inline bool fast_int8(const mpg_quantized_weight *w) {
   return w->group % LANES == 0 || w->groups == 1;
 }
 
-/* Adds runs of RUN elements separately, so that many additions are in flight. */
-ALWAYS_INLINE void rows_int8(const few *t, const float *data, const uint8_t *packed, int64_t unit,
-                             int rows, V *sums) {
+/* Adds the products of LANES elements. */
+ALWAYS_INLINE void step_int8(const few *t, const tile *b, int64_t at, int rows, int units,
+                             V *sums) {
+  V q[MOST_UNITS];
+  MPG_UNROLL(4)
+  for (int u = 0; u < units; u++) q[u] = V_FROM(VI_SIGNED_BYTES(b->packed[u] + at));
+  add_products(rows, units, q, b->data + at, t->padded, sums);
+}
+
+ALWAYS_INLINE void scale_int8(const few *t, const tile *b, int64_t scale, int rows, int units,
+                              const V *part, V *sums) {
   const packed_weight *w = &t->weight;
-  const int64_t k = w->weight.in_units, group = w->weight.group;
-  int64_t scale = unit * w->weight.groups;
+  MPG_UNROLL(4)
+  for (int u = 0; u < units; u++) {
+    V factor = V_SET(scale_at(w->scale_dtype, w->scales, b->unit[u] * w->weight.groups + scale));
+    MPG_UNROLL(4)
+    for (int i = u * rows; i < (u + 1) * rows; i++) sums[i] = V_FMA(factor, part[i], sums[i]);
+  }
+}
+
+/* Adds runs of RUN elements separately, so that many additions are in flight. */
+ALWAYS_INLINE void tile_int8(const few *t, const tile *b, int rows, int units, V *sums) {
+  const int64_t k = t->weight.weight.in_units, group = t->weight.weight.group;
+  int64_t scale = 0;
   for (int64_t at = 0; at < k; scale++) {
-    V group_sums[MOST_ROWS];
-    MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) group_sums[m] = V_SET(0);
+    V group_sums[MOST_SUMS];
+    clear(rows * units, group_sums);
     for (int64_t end = at + group; at < end;) {
-      V part[MOST_ROWS];
-      int64_t stop = end - at < RUN ? end : at + RUN;
-      MPG_UNROLL(4)
-      for (int m = 0; m < rows; m++) part[m] = V_SET(0);
-      for (; at + LANES <= stop; at += LANES) {
-        V q = V_FROM(VI_SIGNED_BYTES(packed + at));
+      V part[MOST_SUMS];
+      clear(rows * units, part);
+      fetch_next(t, b, at, RUN, rows, units);
+      if (end - at >= RUN) {
         MPG_UNROLL(4)
-        for (int m = 0; m < rows; m++)
-          part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
+        for (int i = 0; i < RUN; i += LANES) step_int8(t, b, at + i, rows, units, part);
+        at += RUN;
+      } else {
+        for (; at + LANES <= end; at += LANES) step_int8(t, b, at, rows, units, part);
+        if (at < end) { /* the end of a row */
+          V q[MOST_UNITS];
+          MPG_UNROLL(4)
+          for (int u = 0; u < units; u++) {
+            uint8_t last[LANES] = {0};
+            memcpy(last, b->packed[u] + at, (size_t)(end - at));
+            q[u] = V_FROM(VI_SIGNED_BYTES(last));
+          }
+          add_products(rows, units, q, b->data + at, t->padded, part);
+          at = end;
+        }
       }
-      if (at < stop) { /* the end of a row */
-        uint8_t last[LANES] = {0};
-        memcpy(last, packed + at, (size_t)(stop - at));
-        V q = V_FROM(VI_SIGNED_BYTES(last));
-        MPG_UNROLL(4)
-        for (int m = 0; m < rows; m++)
-          part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
-        at = stop;
-      }
-      MPG_UNROLL(4)
-      for (int m = 0; m < rows; m++) group_sums[m] = V_ADD(group_sums[m], part[m]);
+      MPG_UNROLL(8)
+      for (int i = 0; i < rows * units; i++) group_sums[i] = V_ADD(group_sums[i], part[i]);
     }
-    V factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
-    MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, group_sums[m], sums[m]);
+    scale_int8(t, b, scale, rows, units, group_sums, sums);
   }
 }
 
 /* The same for groups of at most RUN elements, which are a multiple of LANES. */
-ALWAYS_INLINE void rows_short_int8(const few *t, const float *data, const uint8_t *packed,
-                                   int64_t unit, int rows, V *sums) {
-  const packed_weight *w = &t->weight;
-  const int64_t k = w->weight.in_units, group = w->weight.group;
-  int64_t scale = unit * w->weight.groups;
+ALWAYS_INLINE void tile_short_int8(const few *t, const tile *b, int rows, int units, V *sums) {
+  const int64_t k = t->weight.weight.in_units, group = t->weight.weight.group;
+  int64_t scale = 0;
   for (int64_t at = 0; at < k; scale++) {
-    V part[MOST_ROWS], factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
-    V q = V_FROM(VI_SIGNED_BYTES(packed + at));
-    MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
-    for (int64_t end = at + group; (at += LANES) < end;) {
-      q = V_FROM(VI_SIGNED_BYTES(packed + at));
-      MPG_UNROLL(4)
-      for (int m = 0; m < rows; m++) part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
-    }
-    MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+    V part[MOST_SUMS];
+    clear(rows * units, part);
+    fetch_next(t, b, at, RUN, rows, units);
+    for (int64_t end = at + group; at < end; at += LANES) step_int8(t, b, at, rows, units, part);
+    scale_int8(t, b, scale, rows, units, part, sums);
   }
 }
 
@@ -252,8 +305,7 @@ ALWAYS_INLINE void block_nibbles(const few *t, TABLE table, const uint8_t *packe
   }
 }
 
-ALWAYS_INLINE void rows_nibbles(const few *t, const float *data, const float *totals,
-                                const uint8_t *packed, int64_t unit, int rows, V *sums,
+ALWAYS_INLINE void tile_nibbles(const few *t, const tile *b, int rows, int units, V *sums,
                                 bool zeros) {
   const packed_weight *w = &t->weight;
   const int64_t k = w->weight.in_units, group = w->weight.group;
@@ -262,200 +314,241 @@ ALWAYS_INLINE void rows_nibbles(const few *t, const float *data, const float *to
   const int64_t blocks = lanes ? 1 : (group + NIBBLE_BLOCK - 1) / NIBBLE_BLOCK;
   const TABLE table = TABLE_OF(w->weight.format == MPG_WEIGHT_NF4 ? mpg_nf4 : centered);
   const VI which = lane_groups(count);
-  int64_t scale = unit * w->weight.groups, left = blocks;
+  int64_t scale = 0, left = blocks;
   for (int64_t at = 0; at < k; at += NIBBLE_BLOCK) {
-    uint8_t last[NIBBLE_BLOCK / 2];
-    const uint8_t *from = packed + at / 2;
-    V part[MOST_ROWS], factor, zero;
-    int valid = count;
-    if (k - at < NIBBLE_BLOCK) {
-      memset(last, 0, sizeof last);
-      from = memcpy(last, from, (size_t)(k - at) / 2);
-      if (lanes) valid = (int)((k - at) / group);
-    }
-    block_nibbles(t, table, from, data + at, rows, part);
-    if (lanes) {
-      factor = lane_scales(w->scale_dtype, w->scales, scale, count, valid, which);
-      if (zeros) zero = lane_scales(w->zero_dtype, w->zeros, scale, count, valid, which);
-    } else {
-      factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
-      if (zeros) zero = V_SET(scale_at(w->zero_dtype, w->zeros, scale));
-    }
-    if (--left == 0) scale += count, left = blocks;
-    if (zeros) { /* the sum of (q - 8) * x - (zero - 8) * x */
-      zero = V_ADD(V_SET(8), V_MUL(zero, V_SET(-1)));
+    const bool whole = k - at >= NIBBLE_BLOCK;
+    fetch_next(t, b, at / 2, NIBBLE_BLOCK / 2, rows, units);
+    const int valid = whole || !lanes ? count : (int)((k - at) / group);
+    MPG_UNROLL(4)
+    for (int u = 0; u < units; u++) {
+      uint8_t last[NIBBLE_BLOCK / 2];
+      const uint8_t *from = b->packed[u] + at / 2;
+      const int64_t index = b->unit[u] * w->weight.groups + scale;
+      V part[MOST_ROWS], factor, zero;
+      if (!whole) {
+        memset(last, 0, sizeof last);
+        from = memcpy(last, from, (size_t)(k - at) / 2);
+      }
+      block_nibbles(t, table, from, b->data + at, rows, part);
+      if (lanes) {
+        factor = lane_scales(w->scale_dtype, w->scales, index, count, valid, which);
+        if (zeros) zero = lane_scales(w->zero_dtype, w->zeros, index, count, valid, which);
+      } else {
+        factor = V_SET(scale_at(w->scale_dtype, w->scales, index));
+        if (zeros) zero = V_SET(scale_at(w->zero_dtype, w->zeros, index));
+      }
+      if (zeros) { /* the sum of (q - 8) * x - (zero - 8) * x */
+        zero = V_ADD(V_SET(8), V_MUL(zero, V_SET(-1)));
+        MPG_UNROLL(4)
+        for (int m = 0; m < rows; m++)
+          part[m] = V_FMA(zero, V_LOAD(b->totals + totals_at(MPG_WEIGHT_INT4, m * t->padded + at)),
+                          part[m]);
+      }
       MPG_UNROLL(4)
       for (int m = 0; m < rows; m++)
-        part[m] =
-            V_FMA(zero, V_LOAD(totals + totals_at(MPG_WEIGHT_INT4, m * t->padded + at)), part[m]);
+        sums[u * rows + m] = V_FMA(factor, part[m], sums[u * rows + m]);
     }
-    MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+    if (--left == 0) scale += count, left = blocks;
   }
 }
 
 /* --- Blocks of GGUF --------------------------------------------------------------------------- */
-ALWAYS_INLINE void rows_q8_0(const few *t, const float *data, const uint8_t *block, int rows,
-                             V *sums) {
+/* Returns the float16 at `bytes` in all lanes. */
+#if defined(__AVX512F__)
+ALWAYS_INLINE V half_lanes(const uint8_t *bytes) {
+  int16_t half;
+  memcpy(&half, bytes, sizeof half);
+  return _mm512_cvtph_ps(_mm256_set1_epi16(half));
+}
+#else
+ALWAYS_INLINE V half_lanes(const uint8_t *bytes) { return V_SET(half_at(bytes)); }
+#endif
+
+ALWAYS_INLINE void tile_q8_0(const few *t, const tile *b, int rows, int units, V *sums) {
   const int64_t k = t->weight.weight.in_units;
-  for (int64_t at = 0; at < k; at += 32, block += 34) {
-    V part[MOST_ROWS], factor = V_SET(half_at(block));
-    V q = V_FROM(VI_SIGNED_BYTES(block + 2));
-    MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
-    for (int i = LANES; i < 32; i += LANES) {
-      q = V_FROM(VI_SIGNED_BYTES(block + 2 + i));
+  for (int64_t at = 0, from = 0; at < k; at += 32, from += 34) {
+    V part[MOST_SUMS], q[MOST_UNITS];
+    clear(rows * units, part);
+    fetch_next(t, b, from, 34, rows, units);
+    MPG_UNROLL(8)
+    for (int i = 0; i < 32; i += LANES) {
       MPG_UNROLL(4)
-      for (int m = 0; m < rows; m++)
-        part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at + i), part[m]);
+      for (int u = 0; u < units; u++) q[u] = V_FROM(VI_SIGNED_BYTES(b->packed[u] + from + 2 + i));
+      add_products(rows, units, q, b->data + at + i, t->padded, part);
     }
     MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+    for (int u = 0; u < units; u++) {
+      V factor = half_lanes(b->packed[u] + from);
+      MPG_UNROLL(4)
+      for (int i = u * rows; i < (u + 1) * rows; i++) sums[i] = V_FMA(factor, part[i], sums[i]);
+    }
   }
 }
 
-ALWAYS_INLINE void rows_q4_0(const few *t, const float *data, const uint8_t *block, int rows,
-                             V *sums) {
+ALWAYS_INLINE void tile_q4_0(const few *t, const tile *b, int rows, int units, V *sums) {
   const int64_t k = t->weight.weight.in_units;
   const TABLE table = TABLE_OF(centered);
-  for (int64_t at = 0; at < k; at += 32, block += 18) {
-    V part[MOST_ROWS], factor = V_SET(half_at(block));
+  for (int64_t at = 0, from = 0; at < k; at += 32, from += 18) {
+    V part[MOST_SUMS];
+    clear(rows * units, part);
+    fetch_next(t, b, from, 18, rows, units);
     MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) part[m] = V_SET(0);
     for (int i = 0; i < 16; i += LANES) {
-      VI bytes = VI_BYTES(block + 2 + i);
-      V low = V_LOOKUP(table, bytes), high = V_LOOKUP(table, VI_SHIFT(bytes, 4));
+      V low[MOST_UNITS], high[MOST_UNITS];
       MPG_UNROLL(4)
-      for (int m = 0; m < rows; m++) {
-        const float *x = data + m * t->padded + at + i;
-        part[m] = V_FMA(high, V_LOAD(x + 16), V_FMA(low, V_LOAD(x), part[m]));
+      for (int u = 0; u < units; u++) {
+        VI bytes = VI_BYTES(b->packed[u] + from + 2 + i);
+        low[u] = V_LOOKUP(table, bytes), high[u] = V_LOOKUP(table, VI_SHIFT(bytes, 4));
       }
+      add_products(rows, units, low, b->data + at + i, t->padded, part);
+      add_products(rows, units, high, b->data + at + i + 16, t->padded, part);
     }
     MPG_UNROLL(4)
-    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+    for (int u = 0; u < units; u++) {
+      V factor = half_lanes(b->packed[u] + from);
+      MPG_UNROLL(4)
+      for (int i = u * rows; i < (u + 1) * rows; i++) sums[i] = V_FMA(factor, part[i], sums[i]);
+    }
   }
 }
 
-/* Converts LANES bytes at a time: 16 in total. */
-ALWAYS_INLINE void all_bytes(const uint8_t *bytes, bool is_signed, float *to) {
+/* Converts LANES bytes at a time, 16 in total, and multiplies elements [0, 8) by `low` and the
+ * others by `high`. */
+ALWAYS_INLINE void all_bytes(const uint8_t *bytes, bool is_signed, float low, float high,
+                             float *to) {
+  float factors[16];
+  for (int i = 0; i < 16; i++) factors[i] = i < 8 ? low : high;
   for (int i = 0; i < 16; i += LANES)
-    V_STORE(to + i, V_FROM(is_signed ? VI_SIGNED_BYTES(bytes + i) : VI_BYTES(bytes + i)));
+    V_STORE(to + i, V_MUL(V_LOAD(factors + i),
+                          V_FROM(is_signed ? VI_SIGNED_BYTES(bytes + i) : VI_BYTES(bytes + i))));
 }
 
-/* Unpacks all scales and minimums of a block of q4_k, as mpg_q4_k_scales does for one run. */
-ALWAYS_INLINE void all_scales(const uint8_t *packed, float *to) {
+/* Unpacks all scales and negated minimums of a block of q4_k, as mpg_q4_k_scales does for one
+ * run. */
+ALWAYS_INLINE void all_scales(const uint8_t *block, float *to) {
   uint32_t u[3];
-  memcpy(u, packed, sizeof u);
+  memcpy(u, block + 4, sizeof u);
   uint32_t words[4] = {u[0] & 0x3f3f3f3f, (u[2] & 0x0f0f0f0f) | (u[0] >> 6 & 0x03030303) << 4,
                        u[1] & 0x3f3f3f3f, (u[2] >> 4 & 0x0f0f0f0f) | (u[1] >> 6 & 0x03030303) << 4};
-  all_bytes((const uint8_t *)words, false, to);
+  all_bytes((const uint8_t *)words, false, half_at(block), -half_at(block + 2), to);
 }
 
 /* Multiplies the minimum of each run by the sum of the run's data. `totals` contains this sum as a
  * vector whose lanes add up to it. */
-ALWAYS_INLINE void rows_q4_k(const few *t, const float *data, const float *totals,
-                             const uint8_t *block, int rows, V *sums) {
+ALWAYS_INLINE void tile_q4_k(const few *t, const tile *b, int rows, int units, V *sums) {
   const int64_t k = t->weight.weight.in_units;
   const TABLE table = TABLE_OF(counted);
-  for (int64_t at = 0; at < k; at += 256, block += 144) {
-    const float scale = half_at(block), least = half_at(block + 2);
-    float small[16]; /* 8 scales and 8 minimums */
-    all_scales(block + 4, small);
+  for (int64_t at = 0, from = 0; at < k; at += 256, from += 144) {
+    float factor[MOST_UNITS][16]; /* 8 scales and 8 negated minimums */
+    MPG_UNROLL(4)
+    for (int u = 0; u < units; u++) all_scales(b->packed[u] + from, factor[u]);
     for (int pair = 0; pair < 4; pair++) {
-      float factor[2], offset[2];
-      for (int half = 0; half < 2; half++)
-        factor[half] = scale * small[2 * pair + half],
-        offset[half] = -(least * small[8 + 2 * pair + half]);
-      const uint8_t *q = block + 16 + pair * 32;
-      V low[32 / LANES], high[32 / LANES];
-      for (int i = 0; i < 32 / LANES; i++) {
-        VI bytes = VI_BYTES(q + i * LANES);
-        low[i] = V_LOOKUP(table, bytes), high[i] = V_LOOKUP(table, VI_SHIFT(bytes, 4));
-      }
+      fetch_next(t, b, from + pair * 36, 36, rows, units);
       MPG_UNROLL(4)
-      for (int m = 0; m < rows; m++) {
-        const float *x = data + m * t->padded + at + pair * 64;
-        const float *total = totals + totals_at(MPG_WEIGHT_Q4_K, m * t->padded + at + pair * 64);
-        V one = V_MUL(low[0], V_LOAD(x)), two = V_MUL(high[0], V_LOAD(x + 32));
-        for (int i = 1; i < 32 / LANES; i++) {
-          one = V_FMA(low[i], V_LOAD(x + i * LANES), one);
-          two = V_FMA(high[i], V_LOAD(x + 32 + i * LANES), two);
+      for (int u = 0; u < units; u++) {
+        const uint8_t *q = b->packed[u] + from + 16 + pair * 32;
+        const float *scale = factor[u] + 2 * pair;
+        V low[32 / LANES], high[32 / LANES], *sum = sums + u * rows;
+        for (int i = 0; i < 32 / LANES; i++) {
+          VI bytes = VI_BYTES(q + i * LANES);
+          low[i] = V_LOOKUP(table, bytes), high[i] = V_LOOKUP(table, VI_SHIFT(bytes, 4));
         }
-        sums[m] = V_FMA(V_SET(factor[0]), one, sums[m]);
-        sums[m] = V_FMA(V_SET(offset[0]), V_LOAD(total), sums[m]);
-        sums[m] = V_FMA(V_SET(factor[1]), two, sums[m]);
-        sums[m] = V_FMA(V_SET(offset[1]), V_LOAD(total + LANES), sums[m]);
+        MPG_UNROLL(4)
+        for (int m = 0; m < rows; m++) {
+          const int64_t place = m * t->padded + at + pair * 64;
+          const float *x = b->data + place, *total = b->totals + totals_at(MPG_WEIGHT_Q4_K, place);
+          V one = V_MUL(low[0], V_LOAD(x)), two = V_MUL(high[0], V_LOAD(x + 32));
+          for (int i = 1; i < 32 / LANES; i++) {
+            one = V_FMA(low[i], V_LOAD(x + i * LANES), one);
+            two = V_FMA(high[i], V_LOAD(x + 32 + i * LANES), two);
+          }
+          sum[m] = V_FMA(V_SET(scale[0]), one, sum[m]);
+          sum[m] = V_FMA(V_SET(scale[8]), V_LOAD(total), sum[m]);
+          sum[m] = V_FMA(V_SET(scale[1]), two, sum[m]);
+          sum[m] = V_FMA(V_SET(scale[9]), V_LOAD(total + LANES), sum[m]);
+        }
       }
     }
   }
 }
 
-ALWAYS_INLINE void rows_q6_k(const few *t, const float *data, const uint8_t *block, int rows,
-                             V *sums) {
+ALWAYS_INLINE void tile_q6_k(const few *t, const tile *b, int rows, int units, V *sums) {
   const int64_t k = t->weight.weight.in_units;
-  for (int64_t at = 0; at < k; at += 256, block += 210) {
-    const float scale = half_at(block + 208);
-    float scales[16];
-    all_bytes(block + 192, true, scales);
-    for (int half = 0; half < 2; half++)
+  for (int64_t at = 0, from = 0; at < k; at += 256, from += 210) {
+    float scales[MOST_UNITS][16];
+    MPG_UNROLL(4)
+    for (int u = 0; u < units; u++) {
+      const uint8_t *block = b->packed[u] + from;
+      const float scale = half_at(block + 208);
+      all_bytes(block + 192, true, scale, scale, scales[u]);
+    }
+    for (int half = 0; half < 2; half++) {
+      fetch_next(t, b, from + half * 105, 105, rows, units);
       for (int i = 0; i < 32; i += LANES) {
-        VI low = VI_BYTES(block + half * 64 + i), other = VI_BYTES(block + half * 64 + 32 + i),
-           high = VI_BYTES(block + 128 + half * 32 + i);
-        VI q[4] = {VI_AND(low, 15), VI_AND(other, 15), VI_SHIFT(low, 4), VI_SHIFT(other, 4)};
-        for (int run = 0; run < 4; run++) {
-          VI bits = VI_OR(q[run], VI_LEFT(VI_AND(VI_SHIFT(high, 2 * run), 3), 4));
-          V value = V_ADD(V_FROM(bits), V_SET(-32));
-          V factor = V_SET(scale * scales[half * 8 + run * 2 + i / 16]);
+        MPG_UNROLL(4)
+        for (int u = 0; u < units; u++) {
+          const uint8_t *block = b->packed[u] + from;
+          VI low = VI_BYTES(block + half * 64 + i), other = VI_BYTES(block + half * 64 + 32 + i),
+             high = VI_BYTES(block + 128 + half * 32 + i);
+          VI q[4] = {VI_AND(low, 15), VI_AND(other, 15), VI_SHIFT(low, 4), VI_SHIFT(other, 4)};
           MPG_UNROLL(4)
-          for (int m = 0; m < rows; m++) {
-            const float *x = data + m * t->padded + at + half * 128 + run * 32 + i;
-            sums[m] = V_FMA(factor, V_MUL(value, V_LOAD(x)), sums[m]);
+          for (int run = 0; run < 4; run++) {
+            VI bits = VI_OR(q[run], VI_LEFT(VI_AND(VI_SHIFT(high, 2 * run), 3), 4));
+            V value = V_ADD(V_FROM(bits), V_SET(-32));
+            V factor = V_SET(scales[u][half * 8 + run * 2 + i / 16]);
+            MPG_UNROLL(4)
+            for (int m = 0; m < rows; m++) {
+              const float *x = b->data + m * t->padded + at + half * 128 + run * 32 + i;
+              sums[u * rows + m] = V_FMA(factor, V_MUL(value, V_LOAD(x)), sums[u * rows + m]);
+            }
           }
         }
       }
+    }
   }
 }
 
 /* --- Units of the result ---------------------------------------------------------------------- */
-/* Adds the lanes of a vector. */
-ALWAYS_INLINE float total_of(V v) {
-  float lanes[LANES];
-  V_STORE(lanes, v);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-
-/* Computes `rows` results of a unit, from data row `first` on. Stores them UNIT_BLOCK apart. */
-ALWAYS_INLINE void unit_rows(const few *t, int64_t unit, int first, int rows, float *to) {
+/* Computes the results of `rows` rows of data, from row `first` on, and of `units` units that are
+ * `stride` apart. Past `end`, the last unit is repeated. Result (m, u) is stored at UNIT_BLOCK * (m
+ * * MOST_UNITS + u). */
+ALWAYS_INLINE void tile_of(const few *t, int64_t unit, int64_t stride, int64_t end, int64_t first,
+                           int rows, int units, float *to) {
   const mpg_quantized_weight *w = &t->weight.weight;
-  const uint8_t *packed = t->weight.packed + unit * w->row_bytes;
-  const float *data = (const float *)t->data + first * t->padded, *totals = t->totals;
-  V sums[MOST_ROWS];
+  tile b = {.data = (const float *)t->data + first * t->padded, .totals = t->totals};
+  V sums[MOST_SUMS];
+  float results[MOST_SUMS];
+  clear(MOST_SUMS, sums);
+  if (b.totals) b.totals += totals_at(w->format, first * t->padded);
   MPG_UNROLL(4)
-  for (int m = 0; m < rows; m++) sums[m] = V_SET(0);
-  if (totals) totals += totals_at(w->format, first * t->padded);
+  for (int u = 0; u < units; u++) {
+    b.unit[u] = unit + u * stride < end ? unit + u * stride : end - 1;
+    b.packed[u] = t->weight.packed + b.unit[u] * w->row_bytes;
+  }
   switch (w->format) {
     case MPG_WEIGHT_INT8:
       if (w->group <= RUN && w->group % LANES == 0)
-        rows_short_int8(t, data, packed, unit, rows, sums);
+        tile_short_int8(t, &b, rows, units, sums);
       else
-        rows_int8(t, data, packed, unit, rows, sums);
+        tile_int8(t, &b, rows, units, sums);
       break;
     case MPG_WEIGHT_INT4:
       if (t->weight.zeros)
-        rows_nibbles(t, data, totals, packed, unit, rows, sums, true);
+        tile_nibbles(t, &b, rows, units, sums, true);
       else
-        rows_nibbles(t, data, totals, packed, unit, rows, sums, false);
+        tile_nibbles(t, &b, rows, units, sums, false);
       break;
-    case MPG_WEIGHT_NF4: rows_nibbles(t, data, totals, packed, unit, rows, sums, false); break;
-    case MPG_WEIGHT_Q8_0: rows_q8_0(t, data, packed, rows, sums); break;
-    case MPG_WEIGHT_Q4_0: rows_q4_0(t, data, packed, rows, sums); break;
-    case MPG_WEIGHT_Q4_K: rows_q4_k(t, data, totals, packed, rows, sums); break;
-    case MPG_WEIGHT_Q6_K: rows_q6_k(t, data, packed, rows, sums); break;
+    case MPG_WEIGHT_NF4: tile_nibbles(t, &b, rows, units, sums, false); break;
+    case MPG_WEIGHT_Q8_0: tile_q8_0(t, &b, rows, units, sums); break;
+    case MPG_WEIGHT_Q4_0: tile_q4_0(t, &b, rows, units, sums); break;
+    case MPG_WEIGHT_Q4_K: tile_q4_k(t, &b, rows, units, sums); break;
+    case MPG_WEIGHT_Q6_K: tile_q6_k(t, &b, rows, units, sums); break;
   }
+  MPG_UNROLL(2)
+  for (int i = 0; i < rows * units; i += 4) V_SUMS(sums + i, results + i);
   MPG_UNROLL(4)
-  for (int m = 0; m < rows; m++) to[m * UNIT_BLOCK] = total_of(sums[m]);
+  for (int u = 0; u < units; u++) MPG_UNROLL(4)
+  for (int m = 0; m < rows; m++) to[(m * MOST_UNITS + u) * UNIT_BLOCK] = results[u * rows + m];
 }
 
 /* Adds the bias to `count` results of a row and rounds them. */
@@ -469,19 +562,32 @@ static void finish_units(const few *t, int64_t row, int64_t first, int64_t count
                 values);
 }
 
+/* Computes units [begin, end) for all rows of data, in one or two tiles of `rows` rows, which may
+ * overlap. The units of a tile are far apart, so that the processor prefetches a long stream for
+ * each. */
+ALWAYS_INLINE void tiles_of(const few *t, int64_t begin, int64_t end, int rows, int units) {
+  const int64_t stride = (end - begin + units - 1) / units, rest = t->rows - rows;
+  float values[FEW_ROWS * MOST_UNITS][UNIT_BLOCK];
+  for (int64_t at = begin; at < begin + stride; at += UNIT_BLOCK) {
+    int64_t count = begin + stride - at < UNIT_BLOCK ? begin + stride - at : UNIT_BLOCK;
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t first = 0; first <= rest; first += rest ? rest : 1)
+        tile_of(t, at + i, stride, end, first, rows, units, &values[first * MOST_UNITS][i]);
+    for (int64_t m = 0; m < t->rows; m++)
+      for (int u = 0; u < units; u++) {
+        int64_t from = at + u * stride, valid = end - from < count ? end - from : count;
+        if (valid > 0) finish_units(t, m, from, valid, values[m * MOST_UNITS + u]);
+      }
+  }
+}
+
 static void fast_units(void *context, int64_t begin, int64_t end) {
   const few *t = context;
-  const int rows = (int)t->rows;
-  float values[FEW_ROWS * UNIT_BLOCK];
-  for (int64_t first = begin; first < end; first += UNIT_BLOCK) {
-    int64_t count = end - first < UNIT_BLOCK ? end - first : UNIT_BLOCK;
-    for (int64_t i = 0; i < count; i++) {
-      int m = 0;
-      for (; m + 4 <= rows; m += 4) unit_rows(t, first + i, m, 4, values + m * UNIT_BLOCK + i);
-      if (rows & 2) unit_rows(t, first + i, m, 2, values + m * UNIT_BLOCK + i), m += 2;
-      if (rows & 1) unit_rows(t, first + i, m, 1, values + m * UNIT_BLOCK + i);
-    }
-    for (int m = 0; m < rows; m++) finish_units(t, m, first, count, values + m * UNIT_BLOCK);
+  switch (t->rows <= MOST_ROWS ? t->rows : (t->rows + 1) / 2) {
+    case 1: tiles_of(t, begin, end, 1, UNITS_1); break;
+    case 2: tiles_of(t, begin, end, 2, UNITS_2); break;
+    case 3: tiles_of(t, begin, end, 3, UNITS_3); break;
+    default: tiles_of(t, begin, end, 4, UNITS_4); break;
   }
 }
 
