@@ -48,8 +48,9 @@ static inline __m512i word_lanes(const uint16_t *from, __mmask16 valid) {
 
 /* Packs `width` vectors of a panel: columns [0, columns) of a matrix (k, n) at `from`, padded with
  * zeros. Rows are `by_row` elements apart. */
-static void pack_pairs_of_rows(const uint16_t *from, int64_t by_row, int width, int64_t columns,
-                               int64_t k, mpg_pair *to, int64_t stride) {
+static inline __attribute__((unused)) void pack_pairs_of_rows(const uint16_t *from, int64_t by_row,
+                                                              int width, int64_t columns, int64_t k,
+                                                              mpg_pair *to, int64_t stride) {
   __mmask16 lanes[PAIRS_PANEL];
   for (int v = 0; v < width; v++, columns -= PAIRS_LANES)
     lanes[v] = columns >= PAIRS_LANES ? 0xffff : columns > 0 ? (__mmask16)((1u << columns) - 1) : 0;

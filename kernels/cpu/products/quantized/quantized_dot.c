@@ -1,10 +1,11 @@
 /* Products of data with packed weights, and unpacking.
  *
- * A few rows of data (FEW_ROWS) are multiplied without an unpacked weight in memory: each row of
- * the weight is unpacked in pieces of UNPACK elements, which are multiplied by all rows of data.
- * The bits of a row do not depend on the number of rows then. For more rows, panels of the weight
- * are unpacked and multiplied by the general product. Sums are float32 for 16-bit data, and results
- * are rounded once. */
+ * A few rows of data (FEW_ROWS) are multiplied without an unpacked weight in memory
+ * (quantized_rows.h): each row of the weight is unpacked in registers, or in pieces of UNPACK
+ * elements, which are multiplied by all rows of data. The bits of a row do not depend on the number
+ * of rows then. For more rows, pieces of the weight are unpacked into the caches
+ * (quantized_panels.h), or in float64, panels for the general product. Sums are float32 for 16-bit
+ * data, and results are rounded once. */
 #include <string.h>
 
 #include "kernels/common/weight_formats.h"
@@ -74,6 +75,7 @@ static void finish_f64(const few *t, int64_t row, int64_t unit, double value) {
 #include "kernels/cpu/products/lanes.h"
 #include "kernels/cpu/products/quantized/quantized_unpack.h"
 #include "kernels/cpu/products/quantized/quantized_rows.h"
+#include "kernels/cpu/products/quantized/quantized_panels.h"
 #undef T
 #undef NAME
 #undef COMPUTE
@@ -153,80 +155,28 @@ static mpg_status few_rows(const mpg_kernel_call *call, const packed_weight *w, 
   return MPG_OK;
 }
 
-/* --- Many rows -------------------------------------------------------------------------------- */
-/* The result of a panel, which is added to the bias and rounded. */
-typedef struct panel_result {
-  const mpg_kernel_call *call;
-  mpg_compute compute;
-  mpg_dtype dtype;
-  int64_t units, first, columns;
-  const void *sums; /* (rows, columns) in the computing type */
-  const void *bias; /* in the computing type, or NULL */
-} panel_result;
-
-static void finish_rows(void *context, int64_t begin, int64_t end) {
-  const panel_result *t = context;
-  mpg_block_buffer sums;
-  for (int64_t row = begin; row < end; row++)
-    for (int64_t at = 0; at < t->columns; at += MPG_CPU_BLOCK) {
-      int64_t count = t->columns - at < MPG_CPU_BLOCK ? t->columns - at : MPG_CPU_BLOCK;
-      int64_t from = row * t->columns + at;
-      if (t->compute == MPG_COMPUTE_F64) {
-        const double *x = (const double *)t->sums + from, *bias = t->bias;
-        for (int64_t i = 0; i < count; i++) sums.f64[i] = x[i] + (bias ? bias[at + i] : 0);
-      } else {
-        const float *x = (const float *)t->sums + from, *bias = t->bias;
-        for (int64_t i = 0; i < count; i++) sums.f32[i] = x[i] + (bias ? bias[at + i] : 0);
-      }
-      mpg_cpu_store(t->compute, t->dtype, t->call->outputs[0].data, row * t->units + t->first + at,
-                    count, &sums);
-    }
-}
-
-static mpg_status many_rows(const mpg_kernel_call *call, const packed_weight *w, int64_t rows) {
-  const mpg_view *data = &call->inputs[0];
-  mpg_dtype dtype = data->desc.dtype;
-  mpg_compute compute = mpg_compute_of(dtype);
-  size_t wide = mpg_dtype_size(mpg_compute_dtype(compute));
-  int64_t k = w->weight.in_units, units = w->weight.units;
-  bool narrow = dtype == MPG_BFLOAT16; /* the product takes a weight of bfloat16 */
-  mpg_dtype panel_dtype = narrow ? MPG_BFLOAT16 : mpg_compute_dtype(compute);
-  int64_t width = PANEL_BYTES / (int64_t)wide / k / 64 * 64;
+/* --- Many rows of float64 --------------------------------------------------------------------- */
+/* Unpacks panels of the weight and multiplies them with the general product. */
+static mpg_status many_rows_f64(const mpg_kernel_call *call, const packed_weight *w, int64_t rows) {
+  const int64_t k = w->weight.in_units, units = w->weight.units;
+  const double *bias = w->weight.bias_input >= 0 ? call->inputs[w->weight.bias_input].data : NULL;
+  double *out = call->outputs[0].data;
+  int64_t width = PANEL_BYTES / (int64_t)sizeof(double) / k / 64 * 64;
   if (width < 64) width = 64;
   if (width > units) width = units;
-  size_t panel_bytes = mpg_align_up((size_t)(width * k) * wide, 64),
-         sum_bytes = mpg_align_up((size_t)(rows * width) * wide, 64),
-         bias_bytes = mpg_align_up((size_t)width * wide, 64);
-  char *scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL,
-                                          panel_bytes + sum_bytes + bias_bytes);
-  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
-  const void *a = data->data;
-  if (!mpg_compute_direct(compute, dtype)) {
-    float *copy = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED,
-                                          (size_t)(rows * k) * sizeof *copy);
-    if (!copy) return MPG_DEVICE_OUT_OF_MEMORY;
-    mpg_cpu_widen(call, dtype, data->data, rows * k, copy);
-    a = copy;
-  }
-  void *sums = scratch + panel_bytes, *bias = scratch + panel_bytes + sum_bytes;
+  double *unpacked = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL,
+                                             (size_t)(width * k) * sizeof *unpacked);
+  if (!unpacked) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (bias)
+    for (int64_t row = 0; row < rows; row++)
+      memcpy(out + row * units, bias, (size_t)units * sizeof *out);
   for (int64_t first = 0; first < units; first += width) {
     int64_t columns = units - first < width ? units - first : width;
-    panel t = {w, first, panel_dtype, scratch};
-    mpg_cpu_parallel_for(call, columns, grain(w),
-                         compute == MPG_COMPUTE_F64 ? unpack_rows_f64 : unpack_rows_f32, &t);
-    if (narrow)
-      MPG_TRY(mpg_cpu_gemm_narrowed(call, false, true, rows, columns, k, a, k, NULL, k,
-                                    (const uint16_t *)scratch, 0, sums, columns));
-    else
-      MPG_TRY(mpg_cpu_gemm_any(call, panel_dtype, false, true, rows, columns, k, 1, a, k, scratch,
-                               k, 0, sums, columns));
-    panel_result result = {call, compute, dtype, units, first, columns, sums, NULL};
-    if (w->weight.bias_input >= 0) {
-      mpg_cpu_load_all(compute, dtype, call->inputs[w->weight.bias_input].data, first, columns,
-                       bias);
-      result.bias = bias;
-    }
-    mpg_cpu_parallel_for(call, rows, 1 + 16384 / columns, finish_rows, &result);
+    panel t = {w, first, MPG_FLOAT64, unpacked};
+    mpg_cpu_parallel_for(call, columns, grain(w), unpack_rows_f64, &t);
+    MPG_TRY(mpg_cpu_gemm_any(call, MPG_FLOAT64, false, true, rows, columns, k, 1,
+                             call->inputs[0].data, k, unpacked, k, bias ? 1 : 0, out + first,
+                             units));
   }
   return MPG_OK;
 }
@@ -236,5 +186,7 @@ mpg_status mpg_cpu_quantized_dot(const mpg_kernel_call *call) {
   const mpg_shape *data = &call->inputs[0].desc.shape;
   int64_t rows = mpg_shape_product(data, 0, data->ndim - 1);
   if (rows == 0) return MPG_OK;
-  return rows <= FEW_ROWS ? few_rows(call, &w, rows) : many_rows(call, &w, rows);
+  if (rows <= FEW_ROWS) return few_rows(call, &w, rows);
+  return call->inputs[0].desc.dtype == MPG_FLOAT64 ? many_rows_f64(call, &w, rows)
+                                                   : many_rows_f32(call, &w, rows);
 }

@@ -472,6 +472,18 @@ ALWAYS_INLINE void tile_q4_k(const few *t, const tile *b, int rows, int units, V
   }
 }
 
+/* Unpacks elements i, ..., i + LANES - 1 of the four runs of a half of a block, without scales. */
+ALWAYS_INLINE void values_q6_k(const uint8_t *block, int half, int i, V *values) {
+  VI low = VI_BYTES(block + half * 64 + i), other = VI_BYTES(block + half * 64 + 32 + i),
+     high = VI_BYTES(block + 128 + half * 32 + i);
+  VI q[4] = {VI_AND(low, 15), VI_AND(other, 15), VI_SHIFT(low, 4), VI_SHIFT(other, 4)};
+  MPG_UNROLL(4)
+  for (int run = 0; run < 4; run++) {
+    VI bits = VI_OR(q[run], VI_LEFT(VI_AND(VI_SHIFT(high, 2 * run), 3), 4));
+    values[run] = V_ADD(V_FROM(bits), V_SET(-32));
+  }
+}
+
 ALWAYS_INLINE void tile_q6_k(const few *t, const tile *b, int rows, int units, V *sums) {
   const int64_t k = t->weight.weight.in_units;
   for (int64_t at = 0, from = 0; at < k; at += 256, from += 210) {
@@ -487,19 +499,15 @@ ALWAYS_INLINE void tile_q6_k(const few *t, const tile *b, int rows, int units, V
       for (int i = 0; i < 32; i += LANES) {
         MPG_UNROLL(4)
         for (int u = 0; u < units; u++) {
-          const uint8_t *block = b->packed[u] + from;
-          VI low = VI_BYTES(block + half * 64 + i), other = VI_BYTES(block + half * 64 + 32 + i),
-             high = VI_BYTES(block + 128 + half * 32 + i);
-          VI q[4] = {VI_AND(low, 15), VI_AND(other, 15), VI_SHIFT(low, 4), VI_SHIFT(other, 4)};
+          V values[4];
+          values_q6_k(b->packed[u] + from, half, i, values);
           MPG_UNROLL(4)
           for (int run = 0; run < 4; run++) {
-            VI bits = VI_OR(q[run], VI_LEFT(VI_AND(VI_SHIFT(high, 2 * run), 3), 4));
-            V value = V_ADD(V_FROM(bits), V_SET(-32));
             V factor = V_SET(scales[u][half * 8 + run * 2 + i / 16]);
             MPG_UNROLL(4)
             for (int m = 0; m < rows; m++) {
               const float *x = b->data + m * t->padded + at + half * 128 + run * 32 + i;
-              sums[u * rows + m] = V_FMA(factor, V_MUL(value, V_LOAD(x)), sums[u * rows + m]);
+              sums[u * rows + m] = V_FMA(factor, V_MUL(values[run], V_LOAD(x)), sums[u * rows + m]);
             }
           }
         }
