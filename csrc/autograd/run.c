@@ -99,7 +99,7 @@ mpg_status mpg_backward_pass_fill_zero(mpg_backward_pass *pass, uint32_t value) 
   const mpg_graph_value *of = &pass->graph.values[value];
   mpg_device *device;
   MPG_TRY(mpg_device_get(of->device, &device));
-  return mpg_tape_zeros(&of->desc, device, true, &pass->arrays[value].tensor);
+  return mpg_tape_zeros(&of->desc, device, &pass->arrays[value].tensor);
 }
 
 /* Checks a gradient that a call returned, and casts it to the input's dtype. */

@@ -112,9 +112,8 @@ static inline bool mpg_tape_lacks_gradient(const mpg_tape_node *node) {
 }
 /* Allocates a variable's gradient, which is zero, unless it exists. Other threads may run. */
 mpg_status mpg_tape_create_gradient(mpg_tape_node *variable);
-/* Creates an array of zeros. Other threads may run. */
-mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, bool backward,
-                          mpg_tensor *zeros);
+/* Creates a gradient of zeros. Other threads may run. */
+mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, mpg_tensor *zeros);
 void mpg_tape_destroy(mpg_tape_node *node);
 static inline void mpg_tape_release(mpg_tape_node *node) {
   if (node && --node->references == 0) mpg_tape_destroy(node);

@@ -48,8 +48,7 @@ static mpg_tape_node *variable_of(const mpg_array *array) {
   return array->node && array->node->kind == MPG_TAPE_VARIABLE ? array->node : NULL;
 }
 
-mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, bool backward,
-                          mpg_tensor *zeros) {
+mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, mpg_tensor *zeros) {
   mpg_zeros_params params;
   memset(&params, 0, sizeof params);
   params.shape = mpg_shape_tuple(&desc->shape);
@@ -58,7 +57,7 @@ mpg_status mpg_tape_zeros(const mpg_desc *desc, mpg_device *device, bool backwar
                          .params = &params,
                          .num_outputs = 1,
                          .outputs = zeros,
-                         .backward = backward,
+                         .backward = true,
                          .device = device};
   return mpg_invoke(&call);
 }
@@ -67,7 +66,7 @@ mpg_status mpg_tape_create_gradient(mpg_tape_node *variable) {
   if (variable->gradient.storage) return MPG_OK;
   mpg_tensor zeros = {0};
   mpg_tape_retain(variable);
-  mpg_status status = mpg_tape_zeros(&variable->descs[0], variable->devices[0], false, &zeros);
+  mpg_status status = mpg_tape_zeros(&variable->descs[0], variable->devices[0], &zeros);
   if (status == MPG_OK && !variable->gradient.storage) {
     zeros.storage->born = variable->gradient_born;
     variable->gradient = zeros;
