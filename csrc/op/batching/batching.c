@@ -135,6 +135,23 @@ static mpg_status with_repeated(mpg_batching *b, bool divided) {
   return status;
 }
 
+static bool has_rule_of(const mpg_op *op, mpg_op_id id) {
+  return op->batching == mpg_op_get(id)->batching;
+}
+
+/* True if the op has a rule for LOCAL inputs. */
+static bool takes_order(const mpg_op *op) {
+  return has_rule_of(op, MPG_OP__contrib_dispatch) ||
+         has_rule_of(op, MPG_OP__contrib_grouped_dot) || has_rule_of(op, MPG_OP__contrib_combine);
+}
+
+/* True if the op processes each row on its own, with other inputs that all rows share. */
+static bool takes_rows(const mpg_op *op) {
+  return op->batching == mpg_batching_pointwise || has_rule_of(op, MPG_OP_FullyConnected) ||
+         has_rule_of(op, MPG_OP__contrib_rms_norm) ||
+         has_rule_of(op, MPG_OP__contrib_quantized_dot);
+}
+
 /* Runs the op's rule with LOCAL inputs treated as DIVIDED along axis 0. `input` is the first one.
  * Only ops that process each row on its own accept rows in any order. */
 static mpg_status with_local(mpg_batching *b, int input) {
@@ -147,11 +164,8 @@ static mpg_status with_local(mpg_batching *b, int input) {
       return mpg_batching_fail(b, i, "its inputs have their rows in different orders");
     divided |= b->in[i].kind == MPG_BATCH_DIVIDED;
   }
-  if (rule == mpg_batching_dispatch || rule == mpg_batching_grouped_dot ||
-      rule == mpg_batching_combine)
-    return rule(b);
-  if (divided || (rule != mpg_batching_pointwise && rule != mpg_batching_fully_connected &&
-                  rule != mpg_batching_rms_norm && rule != mpg_batching_quantized_dot))
+  if (takes_order(b->op)) return rule(b);
+  if (divided || !takes_rows(b->op))
     return mpg_batching_fail(b, input, "its rows are sorted by expert; use contrib.combine first");
   exchange(b, MPG_BATCH_LOCAL, MPG_BATCH_DIVIDED);
   mpg_status status = rule(b);
