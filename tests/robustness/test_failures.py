@@ -10,9 +10,8 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn, rnn
-from support import wide_networks as networks
 from support.failures import Session, Small, sweep
-from support.networks import place
+from support.networks import place, wide as networks
 
 pytestmark = pytest.mark.usefixtures("garbage_set_aside")  # collected if memory is short
 
