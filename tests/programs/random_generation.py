@@ -224,7 +224,8 @@ class Case:
         yield "changed", text.generate(self.changed(), self.prompts, groups=1, **self.options)
 
     def use(self, net):
-        text.generate(net, self.prompts[:1], max_new=2, draft=self.count)
+        draft = None if self.draft is None else self.count
+        text.generate(net, self.prompts[:1], max_new=2, draft=draft)
 
     def changed(self):
         """Returns a network that was in use while it changed."""
