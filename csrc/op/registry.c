@@ -288,10 +288,10 @@ int mpg_arity_names(const mpg_op *op, const void *params, int given) {
 
 /* Counts the names of inputs that the parameters do not leave out. */
 int mpg_arity_enabled(const mpg_op *op, const void *params, int given) {
-  int count = 0;
+  int count = signatures[op->id].num_inputs;
   (void)given;
-  for (int i = 0; i < signatures[op->id].num_inputs; i++)
-    count += !mpg_op_input_left_out(op, params, i);
+  for (uint32_t left = signatures[op->id].optional_inputs; left; left &= left - 1)
+    count -= mpg_op_input_left_out(op, params, __builtin_ctz(left));
   return count;
 }
 
