@@ -391,6 +391,45 @@ def test_pipelines_refuse_rows_in_two_orders(body):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda F, o, c: (o, c + 1),
+        lambda F, o, c: (o, F.maximum(c, 1)),
+        lambda F, o, c: (o, F.cast(F.cast(c, "float32") / 2, "int32")),
+        lambda F, o, c: (F.where(o > 0, o - 1, o), c),
+    ],
+    ids=["sum", "maximum", "cast", "order"],
+)
+def test_pipelines_refuse_changes_of_an_order(change):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, counts, weights, _ = F.contrib.route(x, k=1)
+            order, counts = change(F, order, counts)
+            rows = F.contrib.grouped_dot(F.contrib.dispatch(x, order), F.ones((3, 3, 3)), counts)
+            return F.contrib.combine(rows, order, weights)
+
+    net = Net()
+    net.hybridize(pipeline=Pipeline(2))
+    with pytest.raises(mx.MXNetError, match="mixes data across the batch"):
+        net(nd.array(normal(4, 3)))
+
+
+def test_pipelines_copy_orders():
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            order, counts, weights, _ = F.contrib.route(x, k=2)
+            rows = F.contrib.dispatch(x, F.identity(order)).as_in_context(SECOND)
+            counts = F.BlockGrad(counts.as_in_context(SECOND))
+            rows = F.contrib.grouped_dot(rows, weight.as_in_context(SECOND), counts)
+            return F.contrib.combine(rows.as_in_context(FIRST), order, weights)
+
+    net, x, weight = Net(), nd.array(normal(5, 3), ctx=FIRST), nd.array(normal(3, 3, 3), ctx=FIRST)
+    want = net(x).asnumpy()
+    net.hybridize(pipeline=Pipeline(2))
+    assert (net(x).asnumpy() == want).all()
+
+
+@pytest.mark.parametrize(
     "body, message",
     [
         (lambda F, x, y, o, w: F.contrib.dispatch(y, o), "order must come"),

@@ -152,6 +152,15 @@ static bool takes_rows(const mpg_op *op) {
          has_rule_of(op, MPG_OP__contrib_quantized_dot);
 }
 
+/* Returns the first input that is an order or the sizes of its groups, the only LOCAL arrays with
+ * one axis, if the op computes other numbers from them. Otherwise, returns -1. */
+static int changed_order(const mpg_batching *b) {
+  if (b->op->flags & (MPG_OP_SAME_VALUES | MPG_OP_VIEW)) return -1;
+  for (int i = 0; i < b->num_inputs; i++)
+    if (b->in[i].kind == MPG_BATCH_LOCAL && mpg_batching_ndim(b, i) == 1) return i;
+  return -1;
+}
+
 /* Runs the op's rule with LOCAL inputs treated as DIVIDED along axis 0. `input` is the first one.
  * Only ops that process each row on its own accept rows in any order. */
 static mpg_status with_local(mpg_batching *b, int input) {
@@ -167,6 +176,9 @@ static mpg_status with_local(mpg_batching *b, int input) {
   if (takes_order(b->op)) return rule(b);
   if (divided || !takes_rows(b->op))
     return mpg_batching_fail(b, input, "its rows are sorted by expert; use contrib.combine first");
+  const int changed = changed_order(b);
+  if (changed >= 0)
+    return mpg_batching_fail(b, changed, "it describes the rows of only one micro-batch");
   exchange(b, MPG_BATCH_LOCAL, MPG_BATCH_DIVIDED);
   mpg_status status = rule(b);
   exchange(b, MPG_BATCH_DIVIDED, MPG_BATCH_LOCAL);
