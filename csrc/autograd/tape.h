@@ -88,7 +88,12 @@ struct mpg_tape_node {
   mpg_device **devices; /* per input, then per output */
   mpg_saved *saved;     /* per input, then per output; ops only */
   const mpg_tape_call *call;
-  void *state; /* calls only: data of the call */
+  union {
+    void *state; /* calls only: data of the call */
+    /* Variables only: name (mpg_storage.name) that is reserved for the gradient, so that a rank may
+     * be the only one to read it. */
+    uint64_t gradient_name;
+  };
   /* Expanded calls only: the node and output that replace each output. The array and its
    * references to nodes are owned. */
   mpg_tape_edge *expansion;

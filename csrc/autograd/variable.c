@@ -3,10 +3,14 @@
 
 #include "autograd/tape.h"
 #include "autograd/trace.h"
+#include "device/ranks/ranks.h"
 #include "op/params.h"
 
 mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                                       const mpg_tensor *gradient) {
+  uint32_t origin = 0; /* read first, because mpg_host_origin may release the GIL */
+  if (!gradient && !array->trace && mpg_tensor_device(&array->tensor)->id.rank)
+    origin = mpg_host_origin();
   /* A traced array has no storage. */
   if (array->trace || (gradient ? !gradient->storage : mpg_trace_takes(array)))
     return mpg_fail(MPG_ERROR, "attach_grad cannot be called inside a hybridized block's forward");
@@ -35,6 +39,8 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
     mpg_tensor_retain(&node->gradient);
   } else {
     node->gradient_born = mpg_storage_new_birth();
+    if (origin)
+      node->gradient_name = mpg_ranks_name_array(origin, MPG_MADE_BY_OP + MPG_OP__zeros);
   }
   mpg_tape_node *former = array->node;
   mpg_array_changed(array);
@@ -66,9 +72,13 @@ mpg_status mpg_tape_create_gradient(mpg_tape_node *variable) {
   if (variable->gradient.storage) return MPG_OK;
   mpg_tensor zeros = {0};
   mpg_tape_retain(variable);
+  bool named = mpg_ranks_name_arrays(false); /* the gradient has a name already */
   mpg_status status = mpg_tape_zeros(&variable->descs[0], variable->devices[0], &zeros);
+  mpg_ranks_name_arrays(named);
   if (status == MPG_OK && !variable->gradient.storage) {
     zeros.storage->born = variable->gradient_born;
+    zeros.storage->name = variable->gradient_name;
+    zeros.storage->zeros = true;
     variable->gradient = zeros;
   } else { /* another thread has created it */
     mpg_tensor_release(&zeros);

@@ -31,6 +31,7 @@ typedef struct mpg_storage {
   /* True if other libraries have the address and may write to the memory unnoticed, as with
    * imported and exported memory (DLPack). */
   bool exposed;
+  bool zeros;      /* True if the first write is of zeros (mpg_storage_is_zero) */
   uint32_t savers; /* number of savers (gradients) that need the current contents (contents.h) */
   mpg_device *device;
   mpg_kept_contents *kept; /* list of copies of overwritten contents; owned; usually NULL */
@@ -213,6 +214,11 @@ uint64_t mpg_storage_watched_writes(void);
 /* Returns the number of queued reads of tracked storages by other devices. */
 uint64_t mpg_storage_foreign_reads(void);
 void mpg_storage_expose(mpg_storage *storage);
+/* True if the storage is known to hold zeros, because nothing has written to it since. All ranks
+ * get the same answer. */
+static inline bool mpg_storage_is_zero(const mpg_storage *storage) {
+  return storage->zeros && storage->version == 1 && !storage->exposed;
+}
 /* True if this thread may write the storage now, because no other device still reads it. The caller
  * must have checked that the storage's own device is idle. */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {

@@ -48,6 +48,6 @@ def test_different_programs_raise_error_on_all_ranks(how, texts):
         assert all(part in text for part in texts), text
 
 
-def test_rank_may_branch_and_compute_by_itself():
-    told, done = launching.told(2, SCRIPT, "no_difference")
+def test_rank_may_branch_and_compute_by_itself(tmp_path):
+    told, done = launching.told(2, SCRIPT, "no_difference", FOLDER=str(tmp_path))
     assert told == {0: None, 1: None} and done.returncode == 0, done.stdout + done.stderr

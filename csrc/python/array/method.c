@@ -52,6 +52,11 @@ static PyObject *get_grad_req(PyObject *self, void *Py_UNUSED(unused)) {
 static PyObject *get_has_gradient(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_autograd_has_gradient(mpg_py_array_of(self)));
 }
+static PyObject *get_is_zero(PyObject *self, void *Py_UNUSED(unused)) {
+  const mpg_array *array = mpg_py_array_of(self);
+  return PyBool_FromLong(array->tensor.storage != NULL &&
+                         mpg_storage_is_zero(array->tensor.storage));
+}
 static PyObject *get_fresh(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(mpg_autograd_fresh(mpg_py_array_of(self)));
 }
@@ -106,6 +111,8 @@ PyGetSetDef mpg_py_array_properties[] = {
      "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
     {"_has_gradient", get_has_gradient, NULL,
      "Whether the gradient has been allocated. Otherwise, it is zero or does not exist.", NULL},
+    {"_is_zero", get_is_zero, NULL,
+     "Whether the array is a gradient to which nothing has been written yet.", NULL},
     {"_fresh_grad", get_fresh, set_fresh,
      "Whether backward has written the gradient since this was set to False.", NULL},
     {"_on_tape", get_on_tape, NULL,

@@ -47,20 +47,24 @@ class Gradients(Mapping["Context", "NDArray"]):
         return len(self._variables)
 
 
-def allocated(param: Parameter) -> list[NDArray]:
-    """Returns the gradients whose memory has been allocated. All others are zero."""
+def written(param: Parameter) -> list[NDArray]:
+    """Returns the gradients that have been written to. All others are zero."""
     gradients = param.gradients or {}
-    return [gradients[ctx] for ctx in gradients if _is_allocated(gradients, ctx)]
+    return [gradients[ctx] for ctx in gradients if _is_written(gradients, ctx)]
 
 
-def _is_allocated(gradients, ctx):
-    lazy = isinstance(gradients, Gradients)
-    return not lazy or ctx in gradients._found or gradients._variables[ctx]._has_gradient
+def _is_written(gradients, ctx):
+    """True unless a gradient is known to be zero. All ranks get the same answer, even if only some
+    have read the gradient and so allocated it."""
+    if not isinstance(gradients, Gradients):
+        return True
+    there = ctx in gradients._found or gradients._variables[ctx]._has_gradient
+    return there and not gradients[ctx]._is_zero
 
 
 def contents_of(param: Parameter) -> list[Content]:
     """Returns (gradient, True if backward has written it since the last step) for each replica.
-    Dense gradients are the arrays themselves, or None if they have not been allocated. row_sparse
+    Dense gradients are the arrays themselves, or None if they have not been written to. row_sparse
     gradients are copies."""
     if not param.gradients:
         return []
@@ -69,7 +73,7 @@ def contents_of(param: Parameter) -> list[Content]:
         if param.grad_stype != "default":
             content = param.gradients[ctx].copy()
         else:
-            there = _is_allocated(param.gradients, ctx)
+            there = _is_written(param.gradients, ctx)
             content = param.gradients[ctx].detach() if there else None
         found.append((content, bool(weight._fresh_grad)))
     return found
@@ -281,7 +285,7 @@ def changes_to(param: Parameter, contents: Sequence[Content] | None) -> list[Any
         contents = summed(contents, count)
     changes: list[Any] = []
     for (ctx, weight), (content, fresh) in zip(param.arrays.items(), contents):
-        if content is None and not _is_allocated(param.gradients, ctx):
+        if content is None and not _is_written(param.gradients, ctx):
             changes.append((setattr, weight, "_fresh_grad", fresh))
             continue
         grad = param.gradients[ctx]

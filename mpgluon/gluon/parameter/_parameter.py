@@ -19,7 +19,7 @@ from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradien
 from .._compiled import tracing
 from .._tree import ChangeCount
 from ..utils import context_list, shape_is_known
-from ._gradient_contents import Gradients, allocated, contents_of, filled, left_behind, on_devices
+from ._gradient_contents import Gradients, contents_of, filled, left_behind, on_devices, written
 from ._mxnet_names import MXNetNames
 
 if TYPE_CHECKING:
@@ -457,7 +457,7 @@ class Parameter(MXNetNames):
 
     def zero_grad(self) -> None:
         """Sets the gradients on all devices to zero. Does nothing without gradients."""
-        for gradient in allocated(self):
+        for gradient in written(self):
             gradient[:] = 0
 
     def set_data(self, data: ArrayLike | Sequence[Any]) -> None:

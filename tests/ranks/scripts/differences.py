@@ -2,6 +2,7 @@
 rank prints its error in one line."""
 
 import json
+import os
 import sys
 
 import mpgluon as mx
@@ -137,6 +138,20 @@ def no_difference():
     assert par.fetch(data).asnumpy().tolist() == [1, 2]
     assert own_arrays.add_up([fetched])[0].asnumpy().tolist() == [[4] * 4] * 4
     read([x[:2], x.reshape((2, 8)), data])
+    net = nn.Dense(2, in_units=3)
+    net.initialize("ones", ctx=DEVICES[0])
+    net.collect_params().setattr("grad_req", "add")
+    weights = [net.weight, net.bias]
+    if RANK == 0:  # allocates gradients on this rank only
+        print(weights[0].grad())
+        weights[0].zero_grad()
+    par.save(os.environ["FOLDER"], net, gluon.Trainer(weights, "sgd"))
+    weights[0].reset_ctx(DEVICES[1])
+    assert weights[RANK].grad().context == DEVICES[1 - RANK]
+    with autograd.record():
+        y = [weight.data() * 2 for weight in weights]
+    autograd.backward(y)
+    read([weight.grad() for weight in weights])
 
 
 text = None
