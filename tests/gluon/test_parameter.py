@@ -124,6 +124,19 @@ def test_gradient_that_is_first_read_in_a_hybridized_block_is_an_input():
     assert net(nd.zeros(2)).asnumpy().tolist() == [6, 6]
 
 
+def test_zero_grad_is_refused_in_a_hybridized_block_before_the_first_backward():
+    class Block(nn.HybridBlock):
+        def forward(self, x):
+            self.inner.zero_grad()
+            return self.inner(x)
+
+    net = Block()
+    net.inner = nn.Dense(2, in_units=2)
+    net.initialize()
+    net.hybridize()
+    raises(mx.MXNetError, "is written to inside", lambda: net(nd.zeros((1, 2))))
+
+
 def test_grad_req_controls_accumulation_and_storage():
     p = gluon.Parameter("weight", shape=(3,), grad_req="add")
     p.initialize(init="ones")

@@ -457,7 +457,8 @@ class Parameter(MXNetNames):
 
     def zero_grad(self) -> None:
         """Sets the gradients on all devices to zero. Does nothing without gradients."""
-        for gradient in written(self):
+        traced = tracing.current() is not None  # then, writing raises an error
+        for gradient in (self.gradients or {}).values() if traced else written(self):
             gradient[:] = 0
 
     def set_data(self, data: ArrayLike | Sequence[Any]) -> None:
