@@ -176,11 +176,11 @@ static PyObject *read_rows(PyObject *Py_UNUSED(module), PyObject *args) {
   if (!PyArg_ParseTuple(args, "OiKOLL:read_rows", &path, &descriptor, &offset, &object, &begin,
                         &end))
     return NULL;
-  const mpg_array *array = mpg_py_expect_array(object, "read_rows");
-  if (array == NULL || mpg_py_expect_value(array, "read_rows") < 0) return NULL;
+  const mpg_array *array = mpg_py_expect_array(object, "load_parameters");
+  if (array == NULL || mpg_py_expect_value(array, "load_parameters") < 0) return NULL;
   const mpg_device *device = mpg_tensor_device(&array->tensor);
   if (!device->backend->host_accessible && !device->remote) Py_RETURN_NONE;
-  MPG_PY_TRY(mpg_trace_check_write(array, "read_rows"));
+  MPG_PY_TRY(mpg_trace_check_write(array, "load_parameters"));
   mpg_tensor rows = array->tensor;
   if (rows.desc.shape.ndim)
     MPG_PY_TRY(mpg_tensor_slice(&rows, begin, end, &rows));

@@ -235,6 +235,21 @@ def test_stored_rows_are_read_into_the_memory_of_the_parameters(tmp_path, monkey
                         got[:] = 0
 
 
+def test_load_in_a_hybridized_block_names_load_parameters(tmp_path):
+    class Block(nn.HybridBlock):
+        def forward(self, x):
+            net.load_parameters(tmp_path, format="huggingface")
+            return x
+
+    write(tmp_path / "model.safetensors", {"0.weight": np.ones((2, 3), "float32")})
+    net = dense(2, 3, use_bias=False)
+    net.initialize()
+    block = Block()
+    block.hybridize()
+    with pytest.raises(MXNetError, match="load_parameters: .* is written to inside"):
+        block(nd.ones((1,)))
+
+
 def test_peak_host_memory_of_load_is_one_piece(tmp_path):
     rows = 32 << 10  # 32 MiB for each array
     code = f"""
