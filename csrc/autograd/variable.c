@@ -39,8 +39,7 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
     mpg_tensor_retain(&node->gradient);
   } else {
     node->gradient_born = mpg_storage_new_birth();
-    if (origin)
-      node->gradient_name = mpg_ranks_name_array(origin, MPG_MADE_BY_OP + MPG_OP__zeros);
+    if (origin) node->gradient_name = mpg_ranks_name_array(origin, MPG_MADE_BY_OP + MPG_OP__zeros);
   }
   mpg_tape_node *former = array->node;
   mpg_array_changed(array);
