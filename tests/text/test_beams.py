@@ -88,6 +88,17 @@ def test_drawn_and_penalized_requests_do_not_depend_on_the_batch_or_placement(st
     assert text.generate(net, prompts, seed=[4, 2, 9], **options) == together
 
 
+@pytest.mark.parametrize("limits", [{}, {"top_k": 20}], ids=["all", "top_k"])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-9, 1e-12, 1e-30, 1e-60])
+def test_low_temperatures_draw_the_best_beams(temperature, limits):
+    options = {"max_new": 8, "num_beams": 3, "stop": [43, 9], "return_scores": True}
+    expected, scores = text.generate(decoder(), PROMPTS, **options)
+    options.update(seed=5, temperature=temperature, **limits)
+    found, scaled = text.generate(decoder(), PROMPTS, **options)
+    assert found == expected and all(found)
+    assert np.allclose(np.array(scaled) * max(temperature, 1e-30), scores, rtol=1e-3)
+
+
 def multiplied(rows, before, new, penalty):
     """Multiplies the logarithms of the probabilities of tokens that a sequence has already."""
     for i in range(len(new)):

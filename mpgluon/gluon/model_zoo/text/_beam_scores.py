@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["drawn", "limited", "penalized"]
 
-NEVER = -1e9  # score of continuations that are excluded
-TAKEN = 1e30  # subtracted from the score of a continuation that was drawn
+NEVER = -math.inf  # score of continuations that are excluded
+LEAST = -1e38  # score of excluded continuations in a draw, which may have to return them
+TAKEN = -3e38  # score of continuations that were drawn
+LEAST_TEMPERATURE = 1e-30  # smaller ones draw the same, but scores could exceed float32
 
 
 def penalized(F: Any, scores: Array, history: Array, penalty: float) -> Array:
@@ -33,14 +35,14 @@ def limited(
 ) -> Array:
     """Divides the scores (beams, vocab) by the temperature, and excludes tokens by `top_k`, `top_p`
     and `min_p` in turn, which all keep the `least` best ones."""
-    scores = scores / temperature
+    scores = scores / max(temperature, LEAST_TEMPERATURE)
     least = min(least, scores.shape[1])
     if top_k:
         scores = _above(F, scores, _score_of(F, scores, max(top_k, least)))
     if top_p < 1:
         rising = F.sort(scores, axis=-1, is_ascend=True)
         kept = F.cumsum(F.softmax(rising, axis=-1), axis=-1) > 1 - top_p
-        bound = F.min(F.where(kept, rising, F.zeros_like(rising) + TAKEN), axis=-1, keepdims=True)
+        bound = F.min(F.where(kept, rising, F.zeros_like(rising) - NEVER), axis=-1, keepdims=True)
         scores = _above(F, scores, F.broadcast_minimum(bound, _score_of(F, scores, least)))
     if min_p:
         bound = F.max(scores, axis=-1, keepdims=True) + math.log(min_p)
@@ -64,10 +66,11 @@ def drawn(F: Any, scores: Array, keys: Array, count: int) -> tuple[Array, Array]
     replacement and with the softmax of the scores as probabilities. `F.contrib.sample_tokens`
     describes `keys` (requests, 2). Returns the drawn continuations' scores and indices."""
     seed, position = F.split(keys, num_outputs=2, axis=1)
-    left, values, indices = scores, [], []
+    left, values, indices = F.maximum(scores, LEAST), [], []
     for i in range(count):
         one = F.contrib.sample_tokens(left, F.concat(seed, position * count + i, dim=1))
-        left = left - F.one_hot(one, depth=scores.shape[1]) * TAKEN
+        taken = F.one_hot(one, depth=scores.shape[1])
+        left = F.where(taken, F.zeros_like(left) + TAKEN, left)
         values.append(F.pick(scores, one, axis=1))
         indices.append(one)
     return F.stack(*values, axis=1), F.stack(*indices, axis=1)

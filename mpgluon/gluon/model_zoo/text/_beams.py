@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["beam_search"]
 
-NEVER = np.float32(-1e9)  # score of beams that cannot be chosen
+NEVER = np.float32(-np.inf)  # score of beams that cannot be chosen
 
 
 def beam_search(
@@ -141,7 +141,7 @@ class _Search:
         if not self.done:
             self._finish(values, sequences, ended)
         # A stable sort, since equal scores keep their order.
-        scores = (values + ended.astype("float32") * NEVER).astype("float32")
+        scores = np.where(ended, NEVER, values).astype("float32")
         best = np.argsort(-scores, kind="stable")[: self.beams]
         self.running = [sequences[i] for i in best]
         self._update(scores[best[0]], last)
@@ -153,8 +153,8 @@ class _Search:
         merged = list(self.finished)
         for i, (score, sequence) in enumerate(zip(divided, sequences)):
             counts = bool(ended[i]) and i < self.beams
-            score = np.float32(score + NEVER * (full + (not self.may_improve) + (not counts)))
-            merged.append((score, sequence, counts))
+            chosen = counts and self.may_improve and not full
+            merged.append((np.float32(score if chosen else NEVER), sequence, counts))
         self.finished = sorted(merged, key=lambda one: -one[0])[: self.beams]
 
     def _update(self, best, last):
