@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ __all__ = ["generate"]
 # of a step with fewer requests.
 GROUP = 4
 SAME_ROWS = 8  # rows up to which the bits of a product's row don't depend on their number
+MOST_PENALTY = 1e30  # largest divisor of the score of a beam, which is float32
 
 
 def generate(
@@ -186,6 +188,7 @@ def generate(
     finish = _Finish(is_text, _is_text(tokens), decode)
     if num_beams > 1:
         _check_beams(stops, stream, draft, groups, early_stopping)
+        _check_length_penalty(length_penalty, max_new)
         drawn_from = _seeds(seed, len(prompts)) if temperature else None
         scores = [0.0] * len(prompts)
         found: list[list[int]] = [[] for _ in prompts]
@@ -254,6 +257,15 @@ def _check_beams(stops, stream, draft, groups, early_stopping):
     for name, value in (("stream", stream or None), ("draft", draft), ("groups", groups)):
         if value is not None:
             raise MXNetValueError(f"generate: {name} cannot be combined with num_beams")
+
+
+def _check_length_penalty(penalty, max_new):
+    domain.number(length_penalty=penalty)
+    if abs(penalty) * math.log(max(max_new, 1)) > math.log(MOST_PENALTY):
+        raise MXNetValueError(
+            f"generate: length_penalty is {penalty}, but {max_new} to this power must be between "
+            f"{1 / MOST_PENALTY:g} and {MOST_PENALTY:g}"
+        )
 
 
 def _check_draft(net, draft, count, most):
