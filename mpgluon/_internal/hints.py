@@ -17,6 +17,9 @@ OPTIONS = {
     "weight_decay": ("wd", "optimizer_params"),
     "wd": ("optimizer_params",),
     "momentum": ("optimizer_params",),
+    "lr_scheduler": ("optimizer_params",),
+    "max_grad_norm": ("clip_global_norm",),
+    "gradient_accumulation_steps": ("accumulate",),
     "betas": ("beta1",),
     "eps": ("epsilon",),
     "bias": ("use_bias",),
@@ -57,6 +60,13 @@ OPTIONS = {
     "assistant_model": ("draft",),
     "prompt_lookup_num_tokens": ("draft",),
     "num_assistant_tokens": ("draft_tokens",),
+    "lora_alpha": ("alpha",),
+    "lora_dropout": ("dropout",),
+    "use_dora": ("dora",),
+    "use_rslora": ("rslora",),
+    "r": ("targets",),
+    "rank": ("targets",),
+    "target_modules": ("targets",),
     "n_microbatches": ("micro_batches",),
     "num_microbatches": ("micro_batches",),
     "chunks": ("micro_batches",),
@@ -84,6 +94,10 @@ _VALUES = {
     "max_length": "it does not include the prompt",
     "do_sample": "temperature=1 draws tokens, 0 takes the most probable one",
     "num_return_sequences": "[prompt] * 2 continues a prompt twice",
+    "lr_scheduler": "optimizer_params={'lr_scheduler': schedule}",
+    **dict.fromkeys(
+        ["r", "rank", "target_modules"], "targets={'.*query': 8} maps patterns to ranks"
+    ),
     **dict.fromkeys(
         ["attention_mask", "pad_token_id"], "prompts of different lengths need no padding"
     ),

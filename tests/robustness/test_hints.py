@@ -607,6 +607,18 @@ negative_slope | alpha | nn.LeakyReLU({}) | 0.5 | 0.5 | same(r(-x), -X / 2)
 negative_slope | slope | nd.LeakyReLU(-x, {}) | 0.5 | 0.5 | same(r, -X / 2)
 step_size | step | mx.lr_scheduler.FactorScheduler({}) | 3 | 3 | r.step == 3
 milestones | step | mx.lr_scheduler.MultiFactorScheduler({}) | [3] | [3] | r.step == [3]
+lr_scheduler | optimizer_params | gluon.Trainer(net, 'sgd', {}) | 0 | \
+{'lr_scheduler': mx.lr_scheduler.FactorScheduler(1)} | r.optimizer.lr_scheduler
+max_grad_norm | clip_global_norm | gluon.Trainer(net, 'sgd', {}) | 1.0 | 1.0 | r
+gradient_accumulation_steps | accumulate | gluon.Trainer(net, 'sgd', {}) | 4 | 4 | \
+net[0].weight.grad_req == 'add'
+lora_alpha | alpha | lora.apply(net, {'0': 2}, {}) | 16 | 16 | r == ['0']
+lora_dropout | dropout | lora.apply(net, {'0': 2}, {}) | 0.1 | 0.1 | r == ['0']
+use_dora | dora | lora.apply(net, {'0': 2}, {}) | True | True | r == ['0']
+use_rslora | rslora | lora.apply(net, {'0': 2}, {}) | True | True | r == ['0']
+r | targets | lora.apply(net, {}) | 8 | {'0': 8} | r == ['0']
+rank | targets | lora.apply(net, {}) | 8 | {'0': 8} | r == ['0']
+target_modules | targets | lora.apply(net, {}) | ['0'] | {'0': 8} | r == ['0']
 n_microbatches | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
 num_microbatches | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
 chunks | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8

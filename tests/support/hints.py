@@ -7,6 +7,7 @@ import numpy
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from mpgluon.contrib import lora
 from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import text
 from support.networks import decoder
@@ -161,7 +162,7 @@ def scope_of(tmp_path):
     given["devices"] = lambda net: {p.list_ctx()[0] for p in net.collect_params().values()}
     given["dtypes"] = lambda net: {numpy.dtype(p.dtype).name for p in net.collect_params().values()}
     given["frozen"] = lambda net: {p.grad_req for p in net.collect_params().values()} == {"null"}
-    given.update(text=text, llama=llama)
+    given.update(text=text, llama=llama, lora=lora)
     given.update(dataset=gluon.data.SimpleDataset(list(range(5))), chained=Chained)
     helpers = (
         queries,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
 from ... import autograd, initializer
 from ..._core import dtype_name
 from ..._internal import domain
+from ..._internal.hints import unknown_option_of
 from ...context import cpu
 from ...gluon import nn
 from ...gluon._tree import adapters_of, children, own_parameters, set_adapters
@@ -34,6 +36,8 @@ from ._adapters import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from typing_extensions import Never
 
     from ..._internal.types import DType
 
@@ -150,13 +154,14 @@ def _matches(net, targets):
 
 def apply(
     net: Block,
-    targets: dict[str, int],
+    targets: dict[str, int] | None = None,
     alpha: float = 32,
     dropout: float = 0.0,
     dora: bool = False,
     rslora: bool = False,
     name: str = "default",
     dtype: DType | None = None,
+    **kwargs: Never,
 ) -> list[str]:
     """Adds an adapter to layers of a network, and freezes all other parameters.
 
@@ -199,6 +204,8 @@ def apply(
 
     Raises
     ------
+    TypeError
+        If `targets` are missing or no dict, or an option is unknown.
     ValueError
         If a pattern matches no layer that can have adapters, or a layer already has an adapter of
         this name.
@@ -216,6 +223,9 @@ def apply(
     >>> [p.grad_req for p in net.collect_params('.*(weight|bias)').values()]
     ['null', 'null', 'null', 'null']
     """
+    if kwargs:
+        known = [*inspect.signature(apply).parameters][1:-1]
+        raise unknown_option_of("lora.apply", kwargs, known)
     if not isinstance(net, Block):
         raise TypeError(f"lora.apply: the network must be a Block, not {type(net).__name__}")
     if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
