@@ -250,6 +250,13 @@ def test_invalid_options_raise():
         ((net, [[[1], [2, 3]]]), {}, "prompt 0 must be a list of integers"),
         ((net, 5), {}, "tokens must be a list of lists of tokens, got int"),
         ((net, PROMPTS), {"seed": 2**63 - 1}, "seeds must be 64-bit integers"),
+        ((net, PROMPTS), {"seed": 7.5}, r"seed must be an integer or a list .*, got 7\.5"),
+        ((net, PROMPTS), {"seed": "a"}, "seed must be an integer or a list of integers, got 'a'"),
+        ((net, PROMPTS), {"seed": [1]}, "1 seeds for"),
+        ((net, PROMPTS), {"length_penalty": "a"}, "^length_penalty must be a finite number"),
+        ((net, PROMPTS), {"stream": "yes"}, "stream must be True or a function .*, got 'yes'"),
+        ((net, PROMPTS), {"stop": 999}, "stop contains 999, .* are the integers 0 to 96"),
+        ((net, PROMPTS), {"stop": [2, [3, -1]]}, "stop contains -1"),
         ((net, PROMPTS), {"stop": 1.5}, "stop must hold tokens"),
         ((net, PROMPTS), {"draft": net, "draft_tokens": 2.5}, "draft_tokens must be an integer"),
         ((net, PROMPTS), {"stop": "end"}, "strings, which need a tokenizer"),
@@ -300,6 +307,19 @@ def test_limits_of_draws_warn_without_temperature(option):
         warnings.simplefilter("error")
         assert text.generate(net, PROMPTS, max_new=4) == taken
         text.generate(net, PROMPTS, max_new=4, temperature=1, **option)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [({"length_penalty": 2}, {"num_beams": 2}), ({"draft_tokens": 2}, {"draft": 2})],
+)
+def test_options_of_beams_and_drafts_warn_without_them(option, remedy):
+    net = decoder()
+    with pytest.warns(UserWarning, match=f"{[*option][0]} has no effect without a"):
+        text.generate(net, PROMPTS, max_new=2, **option)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text.generate(net, PROMPTS, max_new=2, **option, **remedy)
 
 
 def test_contrib_has_the_same_function():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -152,14 +153,25 @@ def generate(
     domain.fraction(top_p=top_p, min_p=min_p)
     if not repetition_penalty:
         raise MXNetValueError("generate: repetition_penalty must be above 0; omit it, or pass 1")
-    narrowed = {"top_k": top_k != 0, "top_p": top_p != 1, "min_p": min_p != 0}
-    if not temperature and any(narrowed.values()):
-        names = " and ".join(name for name, given in narrowed.items() if given)
-        warnings.warn(
-            f"generate: {names} has no effect with temperature=0, which takes the most probable "
-            "token; pass temperature=1 to draw tokens",
-            stacklevel=2,
+    domain.number(length_penalty=length_penalty)
+    if not (stream is None or isinstance(stream, bool) or callable(stream)):
+        raise MXNetTypeError(
+            "generate: stream must be True or a function of the request and the token, got "
+            f"{stream!r:.40}"
         )
+    _warn_of_unused(
+        {"top_k": top_k != 0, "top_p": top_p != 1, "min_p": min_p != 0} if not temperature else {},
+        "with temperature=0, which takes the most probable token; pass temperature=1 to draw "
+        "tokens",
+    )
+    _warn_of_unused(
+        {"length_penalty": length_penalty != 1} if num_beams == 1 else {},
+        "without a beam search; pass num_beams=4",
+    )
+    _warn_of_unused(
+        {"draft_tokens": draft_tokens != 3} if draft is None else {},
+        "without a draft; pass draft=network, or draft=3 to copy 3 earlier tokens",
+    )
     if tokenizer is not None and not hasattr(tokenizer, "decode"):
         raise MXNetTypeError(
             f"generate: tokenizer must be a tokenizer, got {tokenizer!r:.80}; pass "
@@ -167,11 +179,14 @@ def generate(
         )
     prompts, is_text = _prompts(tokens, tokenizer, net.vocab)
     decode = None if tokenizer is None else decoder_of(tokenizer)
-    if stop is None:
+    given = stop is not None
+    if not given:
         stop = tokenizer.stop if isinstance(tokenizer, Tokenizer) else ()
         if not stop and isinstance(net, T5):
             stop = net.end_tokens
     stops = Stops(stop, decode)
+    if given:
+        stops.check_tokens(net.vocab)
     most = max(map(len, prompts)) + max_new
     if 0 < net.max_length < most:
         raise MXNetValueError(
@@ -236,6 +251,13 @@ class _Finish:
 
     def _result(self, found):
         return found[0] if self.single else found
+
+
+def _warn_of_unused(given, reason):
+    """Warns of options (name -> whether it was given) that have no effect."""
+    names = " and ".join(name for name, is_given in given.items() if is_given)
+    if names:
+        warnings.warn(f"generate: {names} has no effect {reason}", stacklevel=3)
 
 
 def _check_network(name, net, kinds):
@@ -363,12 +385,19 @@ def _checked(i, tokens, vocab):
 def _seeds(seed, count):
     if seed is None:
         seed = int(nd.random.randint(0, 2**31 - 1, shape=(1,)).asnumpy()[0])
-    if isinstance(seed, (int, np.integer)):
-        seeds = [int(seed) + i for i in range(count)]
-    elif len(seed) != count:
-        raise MXNetValueError(f"generate: {len(seed)} seeds for {count} prompts; pass one for each")
-    else:
-        seeds = [int(one) for one in seed]
+    try:
+        if hasattr(seed, "__len__"):
+            seeds = [operator.index(one) for one in seed]
+        else:
+            seeds = [operator.index(seed) + i for i in range(count)]
+    except TypeError:
+        raise MXNetTypeError(
+            f"generate: seed must be an integer or a list of integers, got {seed!r:.40}"
+        ) from None
+    if len(seeds) != count:
+        raise MXNetValueError(
+            f"generate: {len(seeds)} seeds for {count} prompts; pass one for each"
+        )
     for one in seeds:
         if not -(2**63) <= one < 2**63:
             raise MXNetValueError(f"generate: seeds must be 64-bit integers, got {one}")

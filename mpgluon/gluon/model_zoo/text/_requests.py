@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,16 @@ class Stops:
             raise MXNetValueError("generate: stop has strings, which need a tokenizer; pass one")
         if "" in self.strings:
             raise MXNetValueError("generate: a string of stop is empty")
+
+    def check_tokens(self, vocab: int) -> None:
+        """Raises ValueError if a token is outside the vocabulary, because it would never stop a
+        request."""
+        for token in itertools.chain(self.tokens, *self.sequences):
+            if not 0 <= token < vocab:
+                raise MXNetValueError(
+                    f"generate: stop contains {token}, but the tokens of the network are the "
+                    f"integers 0 to {vocab - 1}"
+                )
 
     def _add_sequence(self, given):
         try:
