@@ -389,6 +389,11 @@ bool mpg_cpu_narrow_halves(const mpg_kernel_call *call, const mpg_half_product *
   /* AMX tiles add in a different order, so oneDNN computes all products. */
   const mpg_pairs pairs = bfloat16 ? mpg_cpu_pairs() : MPG_NO_PAIRS;
   if (pairs == MPG_PAIRS_IN_TILES || (pairs && !g.transpose_b && g.m > MOST_ROWS / 2)) return false;
+#ifdef MPG_WITH_ONEDNN
+  /* So does a build for older processors, whose kernels do not have oneDNN's order of pairs. */
+  if (bfloat16 && !pairs && mpg_cpu_onednn_dtype(MPG_BFLOAT16) != dnnl_data_type_undef)
+    return false;
+#endif
   /* Each thread multiplies at least 2^18 times. */
   if (g.transpose_b)
     mpg_cpu_parallel_for(call, g.batch * ((g.n + WIDTH - 1) / WIDTH),

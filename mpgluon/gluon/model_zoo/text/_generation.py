@@ -282,7 +282,6 @@ def _check_beams(stops, stream, draft, groups, early_stopping):
 
 
 def _check_length_penalty(penalty, max_new):
-    domain.number(length_penalty=penalty)
     if abs(penalty) * math.log(max(max_new, 1)) > math.log(MOST_PENALTY):
         raise MXNetValueError(
             f"generate: length_penalty is {penalty}, but {max_new} to this power must be between "
