@@ -233,6 +233,26 @@ def test_scores_are_those_of_transformers(case):
     close(net(array(TOKENS[:1, :7])).asnumpy(), scores(model, TOKENS[:1, :7]))
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt 2", "gemma 3", "mistral"])
+def test_padding_at_the_beginning_is_hidden_as_by_attention_mask(tmp_path, name):
+    model = saved(name, tmp_path)
+    mask = np.ones(TOKENS.shape, "int32")
+    mask[1, :5], mask[2, :13] = 0, 0
+    positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
+    with torch.no_grad():
+        want = model(
+            torch.tensor(TOKENS).long(),
+            attention_mask=torch.tensor(mask),
+            position_ids=torch.tensor(positions).long(),
+        ).logits.numpy()
+    net = text.from_pretrained(tmp_path, ctx=HALVES)
+    for hybrid in (False, True):
+        net.hybridize(hybrid)
+        got = net(array(TOKENS), None, None, None, array(mask), array(positions)).asnumpy()
+        close(got[mask == 1], want[mask == 1])
+    assert np.abs(scores(model)[mask == 1] - want[mask == 1]).max() > 1e-3
+
+
 def test_greedy_tokens_are_those_of_transformers(case):
     model, folder = case
     net = text.from_pretrained(folder)

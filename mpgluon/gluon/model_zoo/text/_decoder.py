@@ -21,7 +21,7 @@ from ...nn import (
     RMSNorm,
 )
 from ...nn.attention import positions_after
-from ._layers import MLP, PlainNorm, count_along, per_layer, rounded, row_of
+from ._layers import MLP, PlainNorm, count_along, per_layer, rounded, row_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,12 +92,17 @@ class DecoderLayer(HybridBlock):
         x: Array,
         lengths: Array | None = None,
         cache: Sequence[Any] | None = None,
+        segments: Array | None = None,
+        positions: Array | None = None,
     ) -> Array:
+        """The arguments are as in `MultiHeadAttention`."""
         y = x if self.attention_norm is None else self.attention_norm(x)
-        if cache is None:
+        if cache is not None:
+            y = self.attention(y, None, None, None, lengths, None, None, cache)
+        elif segments is None and positions is None:
             y = self.attention(y)
         else:
-            y = self.attention(y, None, None, None, lengths, None, None, cache)
+            y = self.attention(y, None, None, None, None, segments, positions)
         x = x + self._after(y, self.attention_post_norm)
         y = x if self.mlp_norm is None else self.mlp_norm(x)
         return x + self._after(self.mlp(y), self.mlp_post_norm)
@@ -114,6 +119,11 @@ class Decoder(HybridBlock):
     The children are `embed`, `layers`, `norm` and `head`, and `positions` if positions have an
     embedding. `from_config` creates the networks of GPT-2, Llama, Mistral, Qwen, Gemma, Phi-3,
     Mixtral, Qwen3-MoE, OLMo and OLMo 2.
+
+    No token sees a later one, so padding at the end needs no mask: mask the loss instead. For rows
+    of several documents (`gluon.data.PackedTokens`), call ``net(tokens, None, None, None, segments,
+    positions)``: tokens see only their own segment. For padding at the beginning, give the padding
+    a segment of its own, and count the positions from 0 after it.
 
     Parameters
     ----------
@@ -292,19 +302,34 @@ class Decoder(HybridBlock):
         lengths: Array | None = None,
         last: Array | None = None,
         cache: Sequence[Sequence[Any]] | None = None,
+        segments: Array | None = None,
+        positions: Array | None = None,
     ) -> Array:
         """With a `cache` of `make_cache`, whose first `lengths` (batch,) rows are in use, the
         tokens follow these rows, and their keys and values are added to the cache. With `last`
-        (batch,), the result is the scores (batch, 1, vocab) of this row of the tokens."""
+        (batch,), the result is the scores (batch, 1, vocab) of this row of the tokens.
+
+        With `segments` (batch, time), a token sees only the earlier tokens of its own segment.
+        `positions` (batch, time) replace 0, 1, ..., and segments need them if positions have an
+        embedding."""
+        self._check_inputs(tokens, cache, segments, positions)
         x = self.embed(tokens)
         if self._embed_scale != 1:
             x = x * rounded(self._embed_scale, x.dtype)
         if self.positions is not None:
-            x = self._with_positions(F, tokens, x, lengths)
+            x = self._with_positions(F, tokens, x, lengths, positions)
         if self.embed_dropout is not None:
             x = self.embed_dropout(x)
-        if cache is None:
+        if cache is None and segments is None and positions is None:
             x = self.layers(x)
+        elif cache is None:
+            for layer in self.layers:
+                # Copies them to a device once, not once for each of its layers.
+                segments, positions = (
+                    None if array is None else array.as_in_context(x.context)
+                    for array in (segments, positions)
+                )
+                x = layer(x, None, None, segments, positions)
         else:
             for layer, arrays in zip(self.layers, cache):
                 x = layer(x, lengths.as_in_context(home_of(arrays)), arrays)
@@ -315,7 +340,26 @@ class Decoder(HybridBlock):
             x = F.tanh(x / self._head_softcap) * self._head_softcap
         return x
 
-    def _with_positions(self, F, tokens, x, lengths):
+    def _check_inputs(self, tokens, cache, segments, positions):
+        if cache is not None:
+            if segments is not None or positions is not None:
+                raise MXNetValueError("Decoder: a cache needs no segments and positions; omit them")
+            return
+        for name, array in (("segments", segments), ("positions", positions)):
+            shape = getattr(array, "shape", None)
+            if array is not None and shape != getattr(tokens, "shape", shape or ()):
+                raise MXNetValueError(
+                    f"Decoder: {name} must be (batch, time), as the tokens, not {shown(array)}"
+                )
+        if segments is not None and positions is None and self.positions is not None:
+            raise MXNetValueError(
+                "Decoder: segments need positions, because positions have an embedding; count them "
+                "from 0 in each segment, as PackedTokens does"
+            )
+
+    def _with_positions(self, F, tokens, x, lengths, positions):
+        if positions is not None:
+            return x + self.positions(positions).as_in_context(x.context)
         if tokens.shape[1] > self.max_length:
             raise ValueError(
                 f"Decoder: {tokens.shape[1]} tokens, but there are only {self.max_length} positions"

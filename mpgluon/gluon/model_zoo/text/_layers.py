@@ -37,6 +37,12 @@ ACTIVATIONS: dict[str, Callable[[Any, Array], Array]] = {
 }
 
 
+def shown(value: Any) -> str:
+    """Describes an input in an error: the shape of an array, or the type of another object."""
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"the shape {tuple(shape)}"
+
+
 def wide(F: Any, x: Array) -> Array:
     """Casts half precision to float32."""
     return F.cast(x, "float32") if dtype_name(x.dtype) in _HALVES else x
