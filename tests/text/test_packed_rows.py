@@ -116,3 +116,38 @@ def test_segments_that_cannot_be_used_raise_errors(hybrid):
     for inputs in ((segments,), (None, positions)):
         with pytest.raises(ValueError, match="a cache needs no segments and positions"):
             net(tokens, lengths, None, net.make_cache(4, 12), *inputs)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_masks_as_other_inputs_raise_errors_that_say_how_to_mask(hybrid):
+    net, tokens = network("gpt2"), nd.ones((2, 5), dtype="int32")
+    mask = nd.ones((2, 5))
+    net.hybridize(hybrid)
+    advice = r"; padding at the end.* call net\(tokens, None, None, None, segments, pos"
+    for given in (mask, "mask", 3):
+        with pytest.raises(ValueError, match=rf"lengths, the second input, need a cache.*{advice}"):
+            net(tokens, given)
+        with pytest.raises(ValueError, match=rf"last must be \(batch,\), not .*{advice}"):
+            net(tokens, None, given)
+    last = nd.array([1, 4])
+    want = net(tokens).asnumpy()[[0, 1], [1, 4]]
+    np.testing.assert_allclose(net(tokens, None, last).asnumpy()[:, 0], want, rtol=1e-5)
+
+
+def test_train_step_refuses_a_mask_as_the_second_input():
+    net, tokens = network("llama"), nd.ones((2, 5), dtype="int32")
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    step = mx.parallel.TrainStep(net, loss_of, trainer, mx.parallel.Pipeline(2))
+    with pytest.raises(ValueError, match="lengths, the second input, .*mask the loss instead"):
+        step([tokens, nd.ones((2, 5))], tokens)
+
+
+def test_t5_refuses_lengths_without_a_cache():
+    net = text.T5(32, units=16, heads=4, head_dim=4, hidden=24, layers=1)
+    net.initialize()
+    tokens = nd.ones((2, 5), dtype="int32")
+    with pytest.raises(
+        ValueError, match=r"lengths, the fourth.* net\(tokens, decoder_tokens, mask"
+    ):
+        net(tokens, tokens, None, nd.ones((2, 5)))

@@ -21,7 +21,7 @@ from ...nn import (
     RMSNorm,
 )
 from ...nn.attention import positions_after
-from ._layers import MLP, PlainNorm, count_along, per_layer, rounded, row_of, shown
+from ._layers import MASKING, MLP, PlainNorm, count_along, per_layer, rounded, row_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ....context import Context
 
 __all__ = ["Decoder", "DecoderLayer"]
+
+_NO_LENGTHS = "lengths, the second input, need a cache"
 
 
 class DecoderLayer(HybridBlock):
@@ -312,7 +314,7 @@ class Decoder(HybridBlock):
         With `segments` (batch, time), a token sees only the earlier tokens of its own segment.
         `positions` (batch, time) replace 0, 1, ..., and segments need them if positions have an
         embedding."""
-        self._check_inputs(tokens, cache, segments, positions)
+        self._check_inputs(tokens, lengths, last, cache, segments, positions)
         x = self.embed(tokens)
         if self._embed_scale != 1:
             x = x * rounded(self._embed_scale, x.dtype)
@@ -340,11 +342,15 @@ class Decoder(HybridBlock):
             x = F.tanh(x / self._head_softcap) * self._head_softcap
         return x
 
-    def _check_inputs(self, tokens, cache, segments, positions):
+    def _check_inputs(self, tokens, lengths, last, cache, segments, positions):
         if cache is not None:
             if segments is not None or positions is not None:
                 raise MXNetValueError("Decoder: a cache needs no segments and positions; omit them")
             return
+        if lengths is not None:
+            raise MXNetValueError(f"Decoder: {_NO_LENGTHS}, got {shown(lengths)}; {MASKING}")
+        if last is not None and len(getattr(last, "shape", ())) != 1:
+            raise MXNetValueError(f"Decoder: last must be (batch,), not {shown(last)}; {MASKING}")
         for name, array in (("segments", segments), ("positions", positions)):
             shape = getattr(array, "shape", None)
             if array is not None and shape != getattr(tokens, "shape", shape or ()):

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from ...._internal.types import Array, DType, Init
 
+MASKING = (
+    "padding at the end needs no mask, because no token sees a later one: mask the loss instead; "
+    "for packed documents or padding at the beginning, call "
+    "net(tokens, None, None, None, segments, positions)"
+)
 _HALVES = ("float16", "bfloat16")
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import initializer, ndarray as nd
-from ....base import MXNetTypeError
+from ....base import MXNetTypeError, MXNetValueError
 from ..._huggingface.entries import Drop, Entry, Rename
 from ...block import HybridBlock
 from ...nn import Dense, Dropout, Embedding, GatedMLP, HybridSequential, MultiHeadAttention, RMSNorm
 from ...nn.attention import cache_arrays, home_of_keys, positions_after
 from ._config import MOST_LAYERS
 from ._decoder import check_placement, home_of
-from ._layers import MLP, count_along, like, row_of, seen_keys
+from ._layers import MLP, count_along, like, row_of, seen_keys, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -480,6 +480,11 @@ class T5(HybridBlock):
         encoder is not computed, so `tokens` is None. With `last` (batch,), the result is the scores
         (batch, 1, vocab) of this row of the decoder's tokens."""
         if cache is None:
+            if lengths is not None:
+                raise MXNetValueError(
+                    f"T5: lengths, the fourth input, need a cache, got {shown(lengths)}; "
+                    "call net(tokens, decoder_tokens, mask) with the mask of the encoder's tokens"
+                )
             memory = self.encoder(self.embed(tokens), None, mask)
             x = self.decoder(self.embed(decoder_tokens), memory, mask)
         else:
