@@ -385,6 +385,34 @@ def test_scores_for_other_forms_of_configs(monkeypatch, tmp_path, name):
     close(text.from_pretrained(tmp_path)(array(TOKENS)).asnumpy(), scores(model))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen 2",
+        "qwen 3",
+        "qwen 3 moe",
+        "gemma",
+        "gemma 2",
+        "gemma 3",
+        "olmo",
+        "olmo 2",
+    ],
+)
+def test_partial_rotary_factor_is_ignored_as_in_transformers(monkeypatch, tmp_path, name):
+    config, model, options = DECODERS[name]
+    parameters = {**rope("default"), "partial_rotary_factor": 0.5}
+    if name == "gemma 3":
+        parameters = dict.fromkeys(("full_attention", "sliding_attention"), parameters)
+    changed = {**options, "rope_parameters": parameters}
+    monkeypatch.setitem(DECODERS, name, (config, model, changed))
+    model = saved(name, tmp_path)
+    assert "partial_rotary_factor" in (tmp_path / "config.json").read_text()
+    close(text.from_pretrained(tmp_path)(array(TOKENS)).asnumpy(), scores(model))
+
+
 def older(config):
     """Converts a config to the form before version 5 of transformers."""
     parameters = config.pop("rope_parameters")

@@ -127,6 +127,19 @@ def test_scaling_of_positions_is_applied(tmp_path, kind):
     assert np.abs(found.asnumpy() - want).max() < 2e-5 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("kind", ["llama", "phi3"])
+def test_dimension_count_rotates_a_part_of_each_head(tmp_path, kind):
+    # Only Phi-3 uses the factor with the type 'default'.
+    scaling = {"rope_type": "linear", "factor": 1.0} if kind == "llama" else None
+    net = network(kind, partial_rotary_factor=0.5, rope_scaling=scaling)
+    config = config_for(kind)
+    size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    metadata = {f"{kind}.rope.dimension_count": size // 2}
+    write_model(tmp_path / "m.gguf", net, tmp_path / "hf", metadata=metadata)
+    want, found = net(tokens()).asnumpy(), text.from_pretrained(tmp_path / "m.gguf")(tokens())
+    assert np.abs(found.asnumpy() - want).max() < 2e-5 * np.abs(want).max()
+
+
 @pytest.mark.parametrize(
     "metadata, reason",
     [

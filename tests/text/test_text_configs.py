@@ -473,7 +473,10 @@ def test_map_of_names_can_be_inverted(name):
         ),
         (small(rope_scaling=[2]), "rope_scaling = .* must be an object"),
         (small(rope_parameters={"rope_type": "longrope"}), "short_factor = None must be a list"),
-        (small(partial_rotary_factor=0.1), "partial_rotary_factor"),
+        (
+            small(partial_rotary_factor=0.1, rope_scaling={"type": "linear", "factor": 2.0}),
+            "partial_rotary_factor",
+        ),
         (small(quantization_config={"bits": 4}), "quantization_config .* may change the results"),
         (small(residual_multiplier=0.5), "residual_multiplier = 0.5 is not supported, and it may"),
         (small(attention_bias="yes"), "attention_bias = 'yes' must be true or false"),

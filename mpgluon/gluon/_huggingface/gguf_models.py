@@ -181,6 +181,9 @@ def _rotary(data: _Metadata, config: Values, base: float = 10000.0) -> Values:
     if dims != size:
         found["partial_rotary_factor"] = dims / size
     scaling = _scaling(data, config, dims)
+    if scaling is None and dims != size and config["model_type"] != "phi3":
+        # These models ignore partial_rotary_factor if the type is 'default'.
+        scaling = {"rope_type": "linear", "factor": 1.0}
     if scaling is not None:
         found["rope_scaling"] = scaling
     return found

@@ -147,12 +147,18 @@ class Config:
 
 
 def rotary_options(
-    config: Config, head_dim: int, key: str | None = None, base: float = 10000.0
+    config: Config,
+    head_dim: int,
+    key: str | None = None,
+    base: float = 10000.0,
+    partial_default: bool = False,
 ) -> dict[str, Any]:
     """Returns the option `rotary` of `MultiHeadAttention`.
 
     They are in ``rope_parameters`` (`key` selects those of one type of layer), or in ``rope_theta``
-    and ``rope_scaling`` of older files. `base` is the default of ``rope_theta``.
+    and ``rope_scaling`` of older files. `base` is the default of ``rope_theta``. As in
+    transformers, embeddings of the type 'default' use ``partial_rotary_factor`` only if
+    `partial_default` is true.
     """
     default = config.number("rope_theta", base)
     partial = config.number("partial_rotary_factor", 1.0)
@@ -168,12 +174,6 @@ def rotary_options(
         raise config.error(source, "must be an object")
     rope = Config(values, f"{config.source}: {source}")
     options: dict[str, Any] = {"base": rope.number("rope_theta", default)}
-    partial = rope.number("partial_rotary_factor", partial)
-    dims = int(head_dim * partial)
-    if not 0 < dims <= head_dim or dims % 2:
-        raise config.error("partial_rotary_factor", f"cannot be used with heads of {head_dim}")
-    if dims != head_dim:
-        options["dims"] = dims
     old = rope.get("type", "default")
     kind = rope.get("rope_type", old)
     if kind not in _SCALINGS:
@@ -181,6 +181,14 @@ def rotary_options(
             f"{rope.source}: rope_type = {kind!r} is not supported; the types are "
             f"{', '.join(_SCALINGS)}"
         )
+    partial = rope.number("partial_rotary_factor", partial)
+    if kind == "default" and not partial_default:
+        partial = 1.0
+    dims = int(head_dim * partial)
+    if not 0 < dims <= head_dim or dims % 2:
+        raise config.error("partial_rotary_factor", f"cannot be used with heads of {head_dim}")
+    if dims != head_dim:
+        options["dims"] = dims
     options.update(_SCALINGS[kind](rope, config, dims))
     rope.finish()
     return options

@@ -35,14 +35,17 @@ def _base(config: Config) -> Options:
     }
 
 
-def _with_heads(config: Config, options: Options, default: int | None = None) -> Options:
+def _with_heads(
+    config: Config, options: Options, default: int | None = None, partial: bool = False
+) -> Options:
     """Adds the size of heads and the rotary embeddings."""
     if default is None:
         if options["units"] % options["heads"] and "head_dim" not in config:
             raise config.error("num_attention_heads", "must divide hidden_size")
         default = options["units"] // options["heads"]
     size = config.size("head_dim", default)
-    return {**options, "head_dim": size, "rotary": rotary_options(config, size)}
+    rotary = rotary_options(config, size, partial_default=partial)
+    return {**options, "head_dim": size, "rotary": rotary}
 
 
 def _window(config: Config, default: int | None = None) -> int:
@@ -190,7 +193,7 @@ def _gemma3(config: Config) -> Options:
 
 
 def _phi3(config: Config) -> Options:
-    options = _with_heads(config, _base(config))
+    options = _with_heads(config, _base(config), partial=True)
     config.ignore("original_max_position_embeddings")
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         config.expect(key, False)
