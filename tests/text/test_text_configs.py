@@ -477,6 +477,10 @@ def test_map_of_names_can_be_inverted(name):
             small(partial_rotary_factor=0.1, rope_scaling={"type": "linear", "factor": 2.0}),
             "partial_rotary_factor",
         ),
+        *(
+            (small(model_type=kind, output_router_logits=True), "output_router_logits.* aux_loss")
+            for kind in ("mixtral", "qwen3_moe")
+        ),
         (small(quantization_config={"bits": 4}), "quantization_config .* may change the results"),
         (small(residual_multiplier=0.5), "residual_multiplier = 0.5 is not supported, and it may"),
         (small(attention_bias="yes"), "attention_bias = 'yes' must be true or false"),

@@ -209,7 +209,20 @@ def _phi3(config: Config) -> Options:
     }
 
 
+def _check_router_losses(config: Config) -> None:
+    """Raises an error for the load-balancing loss of transformers. It multiplies the means over all
+    layers, and `aux_loss` of nn.MoE those of each layer."""
+    if config.flag("output_router_logits", False):
+        raise config.error(
+            "output_router_logits",
+            "adds one load-balancing loss of all layers to the training, which is not supported; "
+            "set it to false, and for a loss of each layer create text.Decoder with the option "
+            "aux_loss in experts",
+        )
+
+
 def _mixtral(config: Config) -> Options:
+    _check_router_losses(config)
     config.expect("router_jitter_noise", 0.0, 0)
     options = _with_heads(config, _base(config))
     return {
@@ -226,6 +239,7 @@ def _mixtral(config: Config) -> Options:
 
 
 def _qwen3_moe(config: Config) -> Options:
+    _check_router_losses(config)
     heads = config.size("num_attention_heads")
     default = config.size("hidden_size") // heads
     options = _qwen3(config, default)
