@@ -11,6 +11,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from mpgluon.contrib import lora
 from mpgluon.gluon.model_zoo import text
 
 torch = pytest.importorskip("torch")
@@ -376,6 +377,25 @@ FORMS = {
     ),
     "tied experts": ("Mixtral", "ForCausalLM", {"tie_word_embeddings": True, "head_dim": 6}),
 }
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_merged_adapters_are_saved_in_the_weights(tmp_path, keep):
+    saved("llama", tmp_path / "model")
+    net, out = text.from_pretrained(tmp_path / "model"), tmp_path / "out"
+    lora.apply(net, {r".*(query|up)": 2}, alpha=2)
+    for param in lora.parameters(net).values():
+        param.set_data(nd.random.normal(0, 0.3, shape=param.shape))
+    want = net(array(TOKENS)).asnumpy()
+    with pytest.raises(mx.MXNetError, match="'layers.0.attention.query' has adapters.*lora.merge"):
+        net.save_parameters(out, format="huggingface")
+    assert not out.exists()
+    lora.merge(net, keep=keep)
+    net.save_parameters(out, format="huggingface")
+    assert not any("lora" in name for name in nd.load(str(out / "model.safetensors")))
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    close(scores(model), want)
+    close(text.from_pretrained(out)(array(TOKENS)).asnumpy(), want)
 
 
 @pytest.mark.parametrize("name", FORMS)

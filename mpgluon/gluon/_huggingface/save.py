@@ -15,6 +15,7 @@ from ..._internal.files import replacing
 from ..._internal.progress import bar
 from ...base import MXNetError, itemsize
 from ...ndarray import _safetensors
+from .._tree import adapters_of, walk
 from .files import INDEX, SINGLE
 from .layers import unpacked_weights
 from .values import ParameterArray
@@ -72,6 +73,8 @@ def save(
         )
     folder = os.fspath(folder)
     parts, shapes = parts_of(net)
+    for name in _merged(net):
+        parts.pop(name, None)
     with autograd.pause():
         arrays: dict[str, Any] = {
             name: ParameterArray(
@@ -91,6 +94,29 @@ def save(
     for name in os.listdir(folder):  # a loader could prefer files of an earlier save
         if _FILES.fullmatch(name) and name not in written:
             os.remove(os.path.join(folder, name))
+
+
+def _merged(net):
+    """Returns the names of the parameters of adapters, whose weights must hold them. Loaders of the
+    format would skip these parameters."""
+    names = []
+    for path, layer in [("", net), *((path, block) for *_, path, block in walk(net))]:
+        current = adapters_of(layer)
+        if current is None:
+            continue
+        if current.kept is None:
+            raise MXNetError(
+                f"save_parameters: '{path}' has adapters, which the format 'huggingface' cannot "
+                "store; call lora.merge(net, keep=False) to add them to the weights, or "
+                "lora.save(net, folder) to write them alone"
+            )
+        start = f"{path}." if path else ""
+        names += [
+            f"{start}lora_{part}_{name}"
+            for name in current.options
+            for part in ("A", "B", "magnitude")
+        ]
+    return names
 
 
 def _bytes(array):
