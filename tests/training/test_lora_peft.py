@@ -174,6 +174,39 @@ def test_half_base_follows_peft(tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0.03, atol=0.03)
 
 
+def test_auto_class_of_peft_loads_a_saved_adapter(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    net = text.from_pretrained(tmp_path / "model")
+    lora.apply(net, {r".*mlp\.up": 2}, alpha=8)
+    for param in lora.parameters(net).values():
+        param.set_data(nd.random.normal(0, 0.3, shape=param.shape))
+    names = {r"layers\.(\d+)\.mlp\.up": r"model.layers.\1.mlp.up_proj"}
+    for task in (None, "FEATURE_EXTRACTION"):
+        lora.save(
+            net,
+            tmp_path / "adapter",
+            name_map=names,
+            base_model=str(tmp_path / "model"),
+            task_type=task,
+        )
+        written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+        assert written["task_type"] == (task or "CAUSAL_LM")
+        if task is None:
+            model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected = model(torch.tensor(IDS)).logits.numpy()
+    found = net(nd.array(IDS, dtype="int32")).asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Gemma"])
 def test_map_of_the_page_names_the_modules_of_transformers(kind, tmp_path):
     transformers = pytest.importorskip("transformers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
@@ -61,6 +62,34 @@ def _module(name_map, path):
     return name
 
 
+def _check_map(name_map, paths):
+    """Raises ValueError if a dict maps some of the paths of adapters, but not all."""
+    if not isinstance(name_map, dict):
+        return
+
+    def matches(pattern, path):
+        return pattern == path or re.fullmatch(pattern, path)
+
+    used = {pattern for pattern in name_map for path in paths if matches(pattern, path)}
+    missed = [path for path in paths if not any(matches(pattern, path) for pattern in used)]
+    if missed:
+        unused = [pattern for pattern in name_map if pattern not in used]
+        note = f"; no adapter matches its keys {brief(unused)}" if unused else ""
+        raise ValueError(
+            f"lora.save: name_map has no key that matches the adapters of {brief(missed)}{note}; "
+            "map them to the names of modules, or to None to leave them out"
+        )
+
+
+def _task(net):
+    """Returns the name that PEFT has for the task of a network, or None."""
+    from ...gluon.model_zoo import text  # most networks with adapters need no models
+
+    if isinstance(net, text.Decoder):
+        return "CAUSAL_LM"
+    return "SEQ_2_SEQ_LM" if isinstance(net, text.T5) else None
+
+
 def _names(layer, module):
     """Returns {letter: name in the file} of a layer's adapter."""
     if is_embedding(layer):
@@ -95,6 +124,7 @@ def save(
     name: str = "default",
     name_map: Any = None,
     base_model: str | None = None,
+    task_type: str | None = None,
 ) -> None:
     """Writes an adapter into a folder, in the format of the PEFT library.
 
@@ -109,9 +139,13 @@ def save(
     name_map : dict or callable, optional
         Maps paths of layers (``layers.0.query``) to module names of the other library
         (``model.layers.0.self_attn.q_proj``), in the form of `load_parameters`: names or regular
-        expressions, ``\\1`` for a group, or a function.
+        expressions, ``\\1`` for a group, or a function. A dict must match all layers that have the
+        adapter.
     base_model : str, optional
         Name or path of the base model that the config names.
+    task_type : str, optional
+        PEFT's name for the task of the model, which its AutoPeftModel classes need. By default
+        'CAUSAL_LM' for `text.Decoder`, 'SEQ_2_SEQ_LM' for `text.T5`, and none otherwise.
 
     Examples
     --------
@@ -127,7 +161,8 @@ def save(
     'base_model.model.model.up_proj.lora_A.weight'
     """
     arrays, options = {}, {}
-    for path, layer in adapted(net, "save", name).items():
+    found = adapted(net, "save", name)
+    for path, layer in found.items():
         module = _module(name_map, path)
         if module is None:
             continue
@@ -142,6 +177,7 @@ def save(
             if letter == "A" and is_embedding(layer):
                 value = value.T
             arrays[_names(layer, module)[letter]] = value
+    _check_map(name_map, list(found))
     if not options:
         raise ValueError("lora.save: name_map maps all layers to None, so nothing would be saved")
     first = next(iter(options.values()))
@@ -153,7 +189,7 @@ def save(
             )
     config = {
         "peft_type": "LORA",
-        "task_type": None,
+        "task_type": _task(net) if task_type is None else task_type,
         "base_model_name_or_path": base_model,
         "inference_mode": True,
         "r": first.rank,
@@ -324,8 +360,6 @@ def load(
 
 def _pattern(patterns, module, default):
     """Returns the value of the pattern that matches the end of a module's name, as PEFT does."""
-    import re
-
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
