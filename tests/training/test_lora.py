@@ -469,7 +469,7 @@ def test_files_are_read_back(options, tmp_path):
     targets = {r".*\.query": 3, r".*\.up": 2}
     lora.apply(net, targets if options.get("dora") else {**targets, "embed": 2}, **options)
     fill(net)
-    name_map = {r"layers\.(\d+)\.(\w+)": r"model.layers.\1.self_attn.\2_proj"}
+    name_map = {r"layers\.(\d+)\.(\w+)": r"model.layers.\1.self_attn.\2_proj", "embed": "embed"}
     lora.save(net, tmp_path, name_map=name_map, base_model="meta/llama")
     paths = lora.load(other, tmp_path, name="read", name_map=name_map)
     assert "layers.1.up" in paths
@@ -529,6 +529,33 @@ def test_files_that_do_not_fit_change_nothing(tmp_path):
             lora.load(other, tmp_path, name_map={"head": "lm_head"})
     with pytest.raises(mx.MXNetError, match="cannot read"):
         lora.load(other, tmp_path / "none")
+
+
+def test_map_must_match_all_adapters(tmp_path):
+    net = model()
+    lora.apply(net, {r".*\.(query|up)": 2})
+    names = {r"layers\.(\d+)\.query": r"layers.\1.q_proj"}
+    with pytest.raises(ValueError, match=r"adapters of 'layers\.0\.up', .*'layers\.2\.up'; map"):
+        lora.save(net, tmp_path / "out", name_map=names)
+    with pytest.raises(ValueError, match=r"no adapter matches its keys 'layer\.up'"):
+        lora.save(net, tmp_path / "out", name_map={**names, "layer.up": "up_proj"})
+    assert not (tmp_path / "out").exists()
+    lora.save(net, tmp_path / "out", name_map={**names, r".*\.up": None, "head": "lm_head"})
+    arrays = nd.load(str(tmp_path / "out" / "adapter_model.safetensors"))
+    assert len(arrays) == 6 and all(".q_proj." in name for name in arrays)
+
+
+@pytest.mark.filterwarnings("error")
+def test_experts_without_adapters_are_reported():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.MoE(units=4, hidden=4, experts=3, k=1, in_units=4))
+    with pytest.warns(UserWarning, match=r"'1\.router' get adapters, but the experts") as caught:
+        lora.apply(net, {r"1\.\w+": 2, "0": 2})
+    assert len(caught) == 1 and caught[0].filename == __file__
+    lora.remove(net)
+    assert lora.apply(net, {r".*router": 2}) == ["1.router"]
+    lora.remove(net)
+    assert lora.apply(net, {"0": 2}) == ["0"]
 
 
 class Own(nn.Dense):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ... import autograd, initializer
@@ -152,6 +153,20 @@ def _matches(net, targets):
     return found
 
 
+def _warn_of_experts(net, targets, found):
+    """Warns if patterns for whole layers match only the routers of their experts."""
+    if any("router" in pattern for pattern in targets):
+        return  # the caller means the routers
+    routers = {block.router for _, block in layers(net) if isinstance(block, nn.MoE)}
+    hits = [path for path, (layer, _) in found.items() if layer in routers]
+    if hits:
+        warnings.warn(
+            f"lora.apply: {brief(hits)} get adapters, but the experts of nn.MoE cannot have any; "
+            "give patterns that leave the routers out to adapt the other layers only",
+            stacklevel=3,
+        )
+
+
 def apply(
     net: Block,
     targets: dict[str, int] | None = None,
@@ -181,7 +196,9 @@ def apply(
     targets : dict of str to int
         Maps regular expressions to ranks. A key matches a layer's whole path in the tree
         (``layers.0.query``) or its whole name; the first match wins. A pattern may match other
-        blocks as well, which are ignored if it matches a layer that can have adapters.
+        blocks as well, which are ignored if it matches a layer that can have adapters. The experts
+        of `nn.MoE` cannot have adapters: a pattern that matches their router warns, unless it
+        contains "router".
     alpha : float, default 32
         The scale is ``alpha / rank``.
     dropout : float, default 0.0
@@ -234,6 +251,7 @@ def apply(
         )
     domain.fraction(dropout=dropout)
     found = _matches(net, targets)
+    _warn_of_experts(net, targets, found)
     work = {}
     for path, (layer, rank) in found.items():
         have = dtype_of(layer)
