@@ -415,6 +415,17 @@ TEXT = {
     "AutoConfig": "text.from_config(folder), which creates the network",
 }
 
+TOKENIZER = {
+    "apply_chat_template": "tokenizer.chat(messages), which returns text, or messages as a prompt "
+    "of text.generate",
+    "batch_decode": "tokenizer.decode(tokens) for each list",
+    "batch_encode_plus": "tokenizer.encode(text) for each text",
+    "encode_plus": "tokenizer.encode(text)",
+    "tokenize": "tokenizer.encode(text)",
+    "chat_template": "tokenizer.template",
+    "eos_token_id": "tokenizer.stop, a list",
+}
+
 SCHEDULERS = {
     "StepLR": "FactorScheduler(step=step_size * len(batches), factor=gamma), which counts updates",
     "MultiStepLR": "MultiFactorScheduler(step=steps, factor=gamma), which counts updates",

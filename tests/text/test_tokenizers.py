@@ -84,6 +84,36 @@ def test_messages_are_formatted_by_the_chat_template(folder):
         text.tokenizer(folder).chat(messages)
 
 
+def test_formatted_chats_get_no_second_special_tokens(folder):
+    tokenizers = pytest.importorskip("tokenizers")
+    own, net = text.tokenizer(folder), decoder()
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = own.chat(messages)
+    assert own.encode(prompt) == own.encode(str(prompt), special=False)
+    assert own.encode(prompt, special=True).count(0) == 2
+    assert own.encode(prompt + "low").count(0) == 1
+    want = text.generate(net, messages, max_new=6, tokenizer=own)
+    assert text.generate(net, prompt, max_new=6, tokenizer=own) == want
+    assert text.generate(net, [prompt, "low"], max_new=6, tokenizer=own)[0] == want
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert text.generate(net, prompt, max_new=6, tokenizer=raw, stop=1) == want
+
+
+def test_calls_of_transformers_name_the_functions(folder):
+    own = text.tokenizer(folder)
+    messages = [{"role": "user", "content": "hello"}]
+    assert own.chat(messages, add_generation_prompt=False) == own.chat(messages, reply=False)
+    assert own.chat(messages, bos_token="") == "[user]hello[assistant]"
+    for wrong in ("hi", messages[0], [messages]):
+        with pytest.raises(TypeError, match="chat: messages must be a list of dicts"):
+            own.chat(wrong)
+    with pytest.raises(TypeError, match=r"use tokenizer\.encode\(text\)"):
+        own("hi")
+    with pytest.raises(AttributeError, match=r"use tokenizer\.chat\(messages\)"):
+        own.apply_chat_template(messages)
+    assert "apply_chat_template" not in dir(own) and "chat" in dir(own)
+
+
 def test_prompts_may_be_several_chats(folder):
     own, net = text.tokenizer(folder), decoder()
     chats = [

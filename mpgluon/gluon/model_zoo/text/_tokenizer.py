@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ....base import MXNetError, MXNetValueError
+from ...._internal.hints import TOKENIZER, absent, present
+from ....base import MXNetError, MXNetTypeError, MXNetValueError
 from ..._huggingface.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from typing_extensions import Never
 
 __all__ = ["Tokenizer", "tokenizer"]
 
@@ -44,6 +48,14 @@ def tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 def _missing(package: str, use: str) -> ImportError:
     return ImportError(f"{use} need the package {package}; run: pip install mpgluon[text]")
+
+
+class ChatPrompt(str):
+    """Messages that `Tokenizer.chat` has formatted. They contain their special tokens, so `encode`
+    and `generate` add none. Appending a string keeps this property."""
+
+    def __add__(self, text: str) -> ChatPrompt:
+        return ChatPrompt(str(self) + text)
 
 
 class Tokenizer:
@@ -89,15 +101,30 @@ class Tokenizer:
             return []
         return found if isinstance(found, list) else [found]
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Returns the tokens of a text, with the tokens that begin or end a text if `special`."""
+    def __call__(self, *given: Any, **options: Any) -> Never:
+        """Raises an error that names `encode`."""
+        raise MXNetTypeError(
+            "Tokenizer: a tokenizer cannot be called; use tokenizer.encode(text), which returns a "
+            "list of tokens"
+        )
+
+    def __dir__(self) -> list[str]:
+        return present(self, super().__dir__())
+
+    def encode(self, text: str, special: bool | None = None) -> list[int]:
+        """Returns the tokens of a text, with the tokens that begin or end a text if `special`. By
+        default, they are added to all texts except the results of `chat`, which have them."""
+        if special is None:
+            special = not isinstance(text, ChatPrompt)
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Returns the text of tokens, with special tokens if `special`."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
 
-    def chat(self, messages: list[dict[str, Any]], reply: bool = True, **values: Any) -> str:
+    def chat(
+        self, messages: list[dict[str, Any]], reply: bool = True, **values: Any
+    ) -> ChatPrompt:
         """Formats messages by the chat template of the model.
 
         Parameters
@@ -105,15 +132,25 @@ class Tokenizer:
         messages : list of dict
             As in ``[{"role": "user", "content": "Hello"}]``.
         reply : bool, default True
-            Whether the beginning of a reply is added.
+            Whether the beginning of a reply is added. The name ``add_generation_prompt`` of
+            transformers is also valid.
         values
             Further variables of the template.
 
         Returns
         -------
         str
-            A prompt that contains its special tokens: encode it with ``special=False``.
+            A prompt that contains its special tokens. `encode` and `generate` don't add them, also
+            if a string is appended to the prompt.
         """
+        if not isinstance(messages, (list, tuple)) or not all(
+            isinstance(one, Mapping) for one in messages
+        ):
+            raise MXNetTypeError(
+                "chat: messages must be a list of dicts, such as [{'role': 'user', 'content': "
+                f"'Hello'}}], not {messages!r:.60}"
+            )
+        reply = values.pop("add_generation_prompt", reply)
         if self.template is None:
             raise MXNetValueError(
                 "chat: the folder of the tokenizer has no chat template; format the messages "
@@ -135,9 +172,15 @@ class Tokenizer:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = _as_json
         names = {key: _text(value) for key, value in self._config.items() if key.endswith("_token")}
-        return environment.from_string(self.template).render(
-            messages=messages, add_generation_prompt=reply, **names, **values
+        template = environment.from_string(self.template)
+        return ChatPrompt(
+            template.render(
+                messages=messages, add_generation_prompt=reply, **{**names, **values}
+            )
         )
+
+
+absent(Tokenizer, TOKENIZER)
 
 
 def _read(folder, name):
@@ -165,7 +208,10 @@ def _template(given):
 
 def encoded(given: Any, text: str) -> list[int]:
     """Encodes text by a `Tokenizer`, or one of tokenizers or transformers."""
-    found = given.encode(text)
+    if isinstance(text, ChatPrompt) and not isinstance(given, Tokenizer):
+        found = given.encode(text, add_special_tokens=False)
+    else:
+        found = given.encode(text)
     return list(getattr(found, "ids", found))
 
 
