@@ -137,6 +137,9 @@ class Block(TreeNode):
     [2.0, 2.0, 2.0]
     """
 
+    # Attributes whose unregistered blocks have been reported.
+    _warned_of_hidden: frozenset[str] = frozenset()
+
     def __init__(
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
     ) -> None:
@@ -341,12 +344,17 @@ class Block(TreeNode):
         return collected
 
     def _warn_of_hidden_children(self):
-        for name, value in self.__dict__.items():
-            if (
-                isinstance(value, (list, tuple, dict))
-                and name != "_children"
-                and _hides_block(value, self._children.values())
-            ):
+        hidden = [
+            name
+            for name, value in self.__dict__.items()
+            if isinstance(value, (list, tuple, dict))
+            and name != "_children"
+            and _hides_block(value, self._children.values())
+        ]
+        for name in hidden:
+            # One training step collects the parameters several times.
+            if name not in self._warned_of_hidden:
+                vars(self)["_warned_of_hidden"] = self._warned_of_hidden | {name}
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "
                     "whose parameters are not found. Register them with register_child(), or use "
