@@ -441,6 +441,11 @@ def _whole(parts):
 
 
 def _begin(directory, former):
+    if os.path.isfile(directory):
+        raise FileExistsError(
+            f"save: '{directory}' is a file, but a checkpoint is a folder; pass the path of a "
+            "folder, or write only the parameters with net.save_parameters(file)"
+        )
     os.makedirs(directory, exist_ok=True)
     return {0: _generation(former) + 1} if ranks.own() == 0 else {}
 

@@ -283,6 +283,15 @@ def test_background_save_keeps_values_of_the_call(tmp_path):
     same_bits(expected, values(net))
 
 
+def test_save_onto_a_file_asks_for_a_folder(tmp_path):
+    net, file = nn.Dense(2, in_units=2), tmp_path / "model.params"
+    net.initialize()
+    file.write_text("kept")
+    message = "model.params' is a file, but a checkpoint is a folder"
+    raises(FileExistsError, message, lambda: save(file, net))
+    assert file.read_text() == "kept"
+
+
 def test_background_save_errors_are_raised(tmp_path):
     net = nn.Dense(2, in_units=2)
     net.initialize()
