@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 
 from ._internal import domain
 from ._internal.domain import Default
@@ -217,7 +218,7 @@ class MultiFactorScheduler(_Falling):
 class _Annealing(LRScheduler):
     """Base of schedulers that follow a curve from `base_lr` to `final_lr` in `max_update` updates.
 
-    The rate is constant afterwards.
+    `max_update` includes the warm-up. The rate is constant afterwards.
     """
 
     def __init__(
@@ -236,6 +237,12 @@ class _Annealing(LRScheduler):
         self.base_lr_orig: float = self.base_lr
         self.final_lr = final_lr
         self.max_steps: int = self.max_update - self.warmup_steps
+        if self.max_steps <= 0:
+            warnings.warn(
+                f"{type(self).__name__}: max_update ({max_update}) includes the "
+                f"{warmup_steps} warm-up steps, so the rate never decays; pass a larger max_update",
+                stacklevel=3,
+            )
 
     def _curve(self, span, done):
         """Returns the remainder of `span`, `base_lr - final_lr`, after `done` of `max_steps`

@@ -147,6 +147,18 @@ def test_defaults_look_and_compare_like_numbers():
     assert type(schedulers.CosineScheduler(5).base_lr) is float
 
 
+@pytest.mark.parametrize("kind", [schedulers.CosineScheduler, schedulers.PolyScheduler])
+def test_warm_up_longer_than_the_schedule_warns_and_keeps_the_base_rate(kind):
+    with pytest.warns(UserWarning, match=r"max_update \(3\) includes the 10 warm-up") as caught:
+        schedule = kind(3, base_lr=1.0, warmup_steps=10)
+    assert caught[0].filename == __file__
+    assert [schedule(n) for n in (0, 5, 10, 20)] == [0.0, 0.5, 1.0, 1.0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind(11, warmup_steps=10)
+
+
 def test_warm_up_as_long_as_the_schedule_ends_at_the_base_rate():
-    schedule = schedulers.CosineScheduler(5, base_lr=1.0, warmup_steps=5)
+    with pytest.warns(UserWarning, match="the rate never decays"):
+        schedule = schedulers.CosineScheduler(5, base_lr=1.0, warmup_steps=5)
     assert [schedule(n) for n in (0, 4, 5, 6)] == pytest.approx([0.0, 0.8, 1.0, 1.0])
