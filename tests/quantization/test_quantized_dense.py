@@ -130,6 +130,14 @@ def test_cast_keeps_packed_weights(dtype):
     assert error < {"float16": 0.01, "bfloat16": 0.05, "float64": 1e-5}[dtype] * np.abs(want).max()
 
 
+def test_weight_of_a_packed_layer_raises_a_hint():
+    layer = quantize_weights(network(), "int8")[0]
+    with pytest.raises(AttributeError, match=r"no attribute 'weight'; use layer\.dequantized\(\)"):
+        layer.weight
+    assert not hasattr(layer, "weight") and "weight" not in dir(layer)
+    assert layer.dequantized().shape == (layer.units, layer.in_units)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int32", bool])
 def test_dtype_that_is_no_float_is_refused(dtype):
     net = quantize_weights(network(), "int8")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ... import initializer, ndarray as nd
 from ..._core import dtype_name
 from ..._internal import domain
+from ..._internal.hints import absent
 from ...base import MXNetValueError, is_floating
 from ..block import HybridBlock
 from .activations import Activation, after
@@ -273,6 +274,12 @@ class QuantizedDense(Layer):
             f"{type(self).__name__}({self._in_units} -> {self._units}, {self._format}{group}, "
             f"{self.act or 'linear'})"
         )
+
+
+absent(
+    QuantizedDense,
+    {"weight": "layer.dequantized() for its values as floats, or the parameter layer.packed"},
+)
 
 
 def packed_like(layer: Dense, **options: Any) -> QuantizedDense:
