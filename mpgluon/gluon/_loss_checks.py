@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _core, ndarray as nd
 from .._internal import ranks
+from ..base import MXNetError
 
 if TYPE_CHECKING:
     from .._internal.types import NDArray
@@ -33,6 +34,22 @@ def check_labels(who: str, label: NDArray, classes: int, ignored: int | None = N
             )
 
 
+def check_weight_shape(loss: Any, sample_weight: Any) -> None:
+    """Raises MXNetError for weights that lack the last axis of the elementwise loss, unless they
+    broadcast to it."""
+    if not isinstance(sample_weight, nd.NDArray) or not isinstance(loss, nd.NDArray):
+        return
+    if sample_weight.shape != loss.shape[:-1]:
+        return
+    try:
+        np.broadcast_shapes(loss.shape, sample_weight.shape)
+    except ValueError:
+        raise MXNetError(
+            f"sample_weight has shape {sample_weight.shape}, but the elementwise loss has shape "
+            f"{loss.shape}; pass mask.expand_dims(-1)"
+        ) from None
+
+
 def check_weights(loss: Any, sample_weight: Any, weighted: Any, who: str | None = None) -> None:
     """Checks that sample weights did not extend the elementwise loss. Its mean would then combine
     each weight with the losses of other positions. Warns, because MXNet accepts these weights, or
@@ -46,6 +63,8 @@ def check_weights(loss: Any, sample_weight: Any, weighted: Any, who: str | None 
     )
     if sample_weight.size == loss.size:
         text += f", here to {loss.shape} itself"
+        if sample_weight.shape == loss.shape[:-1]:
+            text += ", by mask.expand_dims(-1)"
     elif sample_weight.size == loss.shape[0]:
         text += f", here to {(loss.shape[0], *[1] * (loss.ndim - 1))}"
     if who is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ndarray as nd
 from .._internal import domain
 from .._internal.hints import LOSSES as _LOSSES, of_module as _of_module
-from ._loss_checks import check_labels, check_weights
+from ._loss_checks import check_labels, check_weight_shape, check_weights
 from .block import HybridBlock
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ __all__ = [
 
 def _apply_weighting(F, loss, weight=None, sample_weight=None):
     if sample_weight is not None:
+        check_weight_shape(loss, sample_weight)
         weighted = F.broadcast_mul(loss, sample_weight)
         check_weights(loss, sample_weight, weighted)
         loss = weighted

@@ -606,6 +606,26 @@ def test_data_of_another_dtype_raises_with_both_conversions():
         )
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_mask_without_the_axis_of_classes_names_expand_dims(rows):
+    """Masks (batch, time) of square batches broadcast to the loss, so they warn."""
+    net, loss = nn.Dense(4, in_units=3, flatten=False), gluon.loss.SoftmaxCrossEntropyLoss()
+    net.initialize()
+    step = mx.parallel.TrainStep(net, loss, None, mx.parallel.Pipeline(1))
+    x, labels, mask = nd.ones((rows, 3, 3)), nd.zeros((rows, 3)), nd.ones((rows, 3))
+    if rows == 3:
+        with pytest.warns(UserWarning, match=r"mask\.expand_dims\(-1\)"):
+            step(x, [labels, mask])
+    else:
+        for call in (lambda: step(x, [labels, mask]), lambda: loss(net(x), labels, mask)):
+            assert (
+                "(2, 3), but the elementwise loss has shape (2, 3, 1); pass mask.expand_dims(-1)"
+                in (text_of(MXNetError, call))
+            )
+    same = step(x, [labels, mask.expand_dims(-1)])
+    assert (same == loss(net(x), labels)).asnumpy().all()
+
+
 def test_one_hot_labels_raise_and_suggest_sparse_label_false():
     pred, loss = nd.ones((3, 4)), gluon.loss.SoftmaxCrossEntropyLoss()
     assert "sparse_label=False" in text_of(
