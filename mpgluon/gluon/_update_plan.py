@@ -348,11 +348,17 @@ class Plan:
             for ctx, weight in data.items()
             if param.grad_req != "null" and not weight._fresh_grad
         )
+        adapter = ""
+        if "lora_" in param.name:
+            adapter = (
+                ", or the adapters of its layer are merged (lora.unmerge(net) takes them out) or "
+                "disabled"
+            )
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
             "backward since last `step`. Either the loss does not depend on it, or the forward "
             "pass was not recorded, or the parameter was moved or cast (place, reset_ctx, cast) "
             "between the forward pass and backward, or its layer was replaced in the network and "
-            "needs a new Trainer. If only some of the Parameters are used, "
+            f"needs a new Trainer{adapter}. If only some of the Parameters are used, "
             "call step with ignore_stale_grad=True to leave the other Parameters unchanged"
         )

@@ -389,7 +389,8 @@ class Trainer(OptionsChecked):
         if state.params and all(param.grad_req == "null" for param in state.params):
             warnings.warn(
                 "Trainer: all parameters have grad_req='null', so a step updates nothing; for "
-                "those to train, set param.grad_req = 'write'",
+                "those to train, set param.grad_req = 'write'. If the network has adapters, create "
+                "the Trainer after lora.apply",
                 stacklevel=4,
             )
         state.check_sums(made)

@@ -591,3 +591,27 @@ def test_invalid_targets_name_the_remedy():
         lora.enable(net, "other")
     with pytest.raises(mx.MXNetError, match="apply them after splitting"):
         mx.parallel.shard(net, {"head": "column"}, [on(0), on(1)])
+
+
+@pytest.mark.parametrize("grad_req", ["write", "null"])
+def test_trainer_from_before_the_adapters_names_the_order(grad_req):
+    net = model()
+    net.collect_params().setattr("grad_req", grad_req)
+    trainer = gluon.Trainer(net, "sgd")
+    lora.apply(net, TARGETS)
+    with pytest.warns(UserWarning, match=r"create the Trainer after lora\.apply"):
+        trainer.step(1)
+
+
+def test_stale_gradients_of_merged_adapters_name_unmerge():
+    net = model()
+    lora.apply(net, {**TARGETS, "embed": 2})
+    step = mx.parallel.TrainStep(
+        net, gluon.loss.SoftmaxCELoss(), gluon.Trainer(net, "sgd"), mx.parallel.Pipeline(1)
+    )
+    step(*batch())
+    lora.merge(net)
+    with pytest.raises(UserWarning, match=r"adapters .* are merged \(lora\.unmerge\(net\)"):
+        step(*batch())
+    lora.unmerge(net)
+    step(*batch())
