@@ -249,3 +249,26 @@ def test_undivided_input_as_long_as_the_batch_error_suggests_split(net, x, other
     assert "Pipeline(split=[0])" in str(e.value)
     block.hybridize(pipeline=Pipeline(4, split=[0]))
     assert np.array_equal(block(x, other).asnumpy(), expected)
+
+
+def test_missing_pipeline_names_one_for_whole_batches():
+    net = nn.Dense(3, in_units=4)
+    net.initialize()
+    with pytest.raises(TypeError, match=r"pipeline must be an .*, not NoneType; .*Pipeline\(1\)"):
+        TrainStep(net, L2, None)
+    assert TrainStep(net, L2, None, Pipeline(1))(X, Y).shape == (8,)
+
+
+def test_trainer_of_another_network_is_named():
+    net, other = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
+    net.initialize()
+    other.initialize()
+    step = TrainStep(net, L2, gluon.Trainer(other, "sgd"), Pipeline(1))
+    with pytest.raises(UserWarning, match="trainer has none of the parameters of the network"):
+        step(X, Y)
+    # A stale gradient of the network itself keeps its own message.
+    step = TrainStep(
+        net, L2, gluon.Trainer([*other.params.values(), net.weight], "sgd"), Pipeline(1)
+    )
+    with pytest.raises(UserWarning, match="Gradient of Parameter"):
+        step(X, Y)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ... import autograd, ndarray as nd
 from ..._internal import graph_breaks
-from ...base import MXNetError, counted
+from ...base import MXNetError, MXNetTypeError, counted
 from ...gluon import _nested
 from ...gluon._compiled.programs import CompiledPrograms
 from ...gluon._tree import walk
-from ...gluon.block import HybridBlock
+from ...gluon.block import Block, HybridBlock
 from ...gluon.loss import Loss
 from ...gluon.trainer import loss_scaling, scaled_by
 from .._mesh import placement
@@ -197,7 +197,7 @@ class TrainStep:
         net: HybridBlock,
         loss: Callable[..., Any],
         trainer: Trainer | None,
-        pipeline: Pipeline,
+        pipeline: Pipeline | None = None,
         exact: bool = False,
     ) -> None:
         if not isinstance(net, HybridBlock):
@@ -219,9 +219,10 @@ class TrainStep:
                 f"TrainStep: trainer must be a gluon.Trainer or None, not {type(trainer).__name__}"
             )
         if not isinstance(pipeline, Pipeline):
-            raise MXNetError(
+            raise MXNetTypeError(
                 "TrainStep: pipeline must be an mx.parallel.Pipeline, not "
-                f"{type(pipeline).__name__}"
+                f"{type(pipeline).__name__}; Pipeline(4) divides each batch into 4 micro-batches, "
+                "Pipeline(1) keeps it whole"
             )
         # Allocates the gradients, because the first step compares its memory with that in use.
         for param in net.collect_params().values():
@@ -309,8 +310,22 @@ class TrainStep:
         if self._trainer is not None:
             if batch_size is None:
                 batch_size = self._samples(_arguments(data), _arguments(labels))
-            self._trainer.step(batch_size, ignore_stale_grad=ignore_stale_grad)
+            try:
+                self._trainer.step(batch_size, ignore_stale_grad=ignore_stale_grad)
+            except UserWarning as error:
+                if self._trains_another_network():
+                    raise UserWarning(
+                        "TrainStep: the trainer has none of the parameters of the network; "
+                        "create it with gluon.Trainer(net, ...)"
+                    ) from error
+                raise
         return losses
+
+    def _trains_another_network(self):
+        """True if the trainer has no parameter of the network or the loss."""
+        blocks = [one for one in (self._net, self._loss) if isinstance(one, Block)]
+        own = {id(param) for block in blocks for param in block.collect_params().values()}
+        return own.isdisjoint(map(id, self._trainer.parameters))
 
     def gradients(
         self,
