@@ -153,6 +153,19 @@ def test_grad_req_controls_accumulation_and_storage():
     assert fixed.grad_req == "null"
 
 
+def test_gradient_is_zero_before_backward_and_after_another_grad_req():
+    p = gluon.Parameter("weight", shape=(3,))
+    p.initialize("ones")
+    assert not p.grad().asnumpy().any()
+    with autograd.record():
+        loss = (2 * p.data()).sum()
+    loss.backward()
+    p.grad_req = "write"  # no change
+    assert p.grad().asnumpy().tolist() == [2, 2, 2]
+    p.grad_req = "add"
+    assert not p.grad().asnumpy().any()
+
+
 def test_deferred_parameter_is_initialized_once_its_shape_is_known():
     p = gluon.Parameter("weight", shape=(3, 0))
     raises(ValueError, "invalid shape", p.initialize)

@@ -207,7 +207,8 @@ class Parameter(MXNetNames):
 
     @property
     def grad_req(self) -> str:
-        """'write', 'add' or 'null'. Can be set at any time; 'null' releases the gradient arrays."""
+        """'write', 'add' or 'null'. Can be set at any time. Another value resets the gradient to
+        zero, and 'null' releases its arrays."""
         return self._grad_req
 
     @grad_req.setter
@@ -423,7 +424,8 @@ class Parameter(MXNetNames):
             )
 
     def grad(self, ctx: Context | None = None) -> NDArray:
-        """Returns the gradient on device `ctx`, which may be omitted if there is only one.
+        """Returns the gradient on device `ctx`, which may be omitted if there is only one. It is
+        zero before the first backward pass.
 
         Raises
         ------
