@@ -140,6 +140,13 @@ def test_a_learning_rate_that_differs_from_the_base_rate_warns_with_its_effect(k
         mx.optimizer.Adam(learning_rate=0.001, lr_scheduler=SCHEDULERS[kind](base_lr=0.1))
 
 
+def test_first_update_uses_the_rate_of_update_one_unless_a_function_shifts_it():
+    schedule = schedulers.CosineScheduler(20, base_lr=0.4, warmup_steps=4)
+    assert rates(mx.optimizer.SGD(lr_scheduler=schedule))[:2] == pytest.approx([0.1, 0.2])
+    shifted = mx.optimizer.SGD(lr_scheduler=lambda n: schedule(max(n - 1, 0)))
+    assert rates(shifted)[:2] == pytest.approx([0.0, 0.1])
+
+
 def test_defaults_look_and_compare_like_numbers():
     assert repr(schedulers.CosineScheduler(5)) == "CosineScheduler(max_update=5, base_lr=0.01)"
     assert "learning_rate: 'float' = 0.001" in str(inspect.signature(mx.optimizer.Adam))
