@@ -272,6 +272,14 @@ def test_transformers_page_generates_trains_and_saves(tmp_path, monkeypatch, cap
     assert len(eval(tokens)) == 16
     assert path.strip() == "layers.0.attention.query"
     assert scope["losses"].shape == (8,) and scope["trainer"].learning_rate < 2e-4
+    # The mask gives the mean over the labels that count, which differ in number between rows.
+    labels = np.array([[3, -100, 2], [-100, -100, 1]])
+    scores = nd.random.normal(shape=(2, 3, 4))
+    mask = scope["mask_of"](nd.array(labels))
+    found = scope["loss"](scores, nd.maximum(nd.array(labels), 0), mask).mean()
+    logs = scores.log_softmax(-1).asnumpy()
+    expected = -np.mean([logs[i, t, labels[i, t]] for i, t in np.argwhere(labels != -100)])
+    np.testing.assert_allclose(found.asscalar(), expected, rtol=1e-5)
     for name in ("tuned/config.json", "run/index.json"):
         assert (tmp_path / name).exists()
     modules = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
