@@ -193,31 +193,8 @@ def test_onnx_page_code_exports_and_imports(tmp_path, monkeypatch, capsys):
     assert sorted(read["arg_params"]) == sorted(written["net"].collect_params())
 
 
-class Projected(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.query = nn.Dense(8, in_units=8)
-        self.value = nn.Dense(8, in_units=8)
-
-    def hybrid_forward(self, F, x):
-        return x + F.tanh(self.query(x)) * self.value(x)
-
-
-class Projections(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.HybridSequential()
-        self.layers.add(Projected(), Projected())
-        self.head = nn.Dense(4, in_units=8)
-        self.initialize()
-
-    def hybrid_forward(self, F, x):
-        return self.head(self.layers(x))
-
-
 def test_lora_page_code_trains_merges_and_saves(tmp_path, monkeypatch, capsys):
-    given = names(Projections(), network=Projections)
-    scope, printed = together("docs/lora.md", tmp_path, monkeypatch, capsys, **given)
+    scope, printed = together("docs/lora.md", tmp_path, monkeypatch, capsys)
     assert printed.count("lora_A_default") == 5
     trained = scope["lora"].parameters(scope["net"], "default")
     found = scope["lora"].parameters(scope["other"], "default")
@@ -229,11 +206,9 @@ def test_lora_page_code_trains_merges_and_saves(tmp_path, monkeypatch, capsys):
 
 
 def test_packed_weights_page_code_packs_a_network(tmp_path, monkeypatch, capsys):
-    net, x = chain(256, 64, 4), nd.random.normal(shape=(16, 256))
-    net.initialize()
-    before = net(x).asnumpy()
     path = "docs/quantized-weights.md"
-    scope, printed = together(path, tmp_path, monkeypatch, capsys, **names(net, x=x))
+    scope, printed = together(path, tmp_path, monkeypatch, capsys)
+    before = scope["before"].asnumpy()
     assert printed.count("QuantizedDense") == 2 and printed.endswith("(2, 64)\n")
     np.testing.assert_allclose(scope["y"].asnumpy(), before, atol=0.2 * abs(before).max())
 
