@@ -151,3 +151,31 @@ def test_t5_refuses_lengths_without_a_cache():
         ValueError, match=r"lengths, the fourth.* net\(tokens, decoder_tokens, mask"
     ):
         net(tokens, tokens, None, nd.ones((2, 5)))
+
+
+def other_network(kind):
+    sizes = {"units": 16, "heads": 4, "hidden": 24, "layers": 1}
+    if kind == "t5":
+        net = text.T5(32, head_dim=4, **sizes)
+    else:
+        net = text.Encoder(**sizes, embed={"vocab": 32, "length": 12, **kind})
+    net.initialize()
+    return net
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "t5", {"types": 2}, {"padding": 1}])
+def test_tokens_of_other_shapes_raise_an_error(kind, hybrid):
+    net = network(kind) if kind in ("llama", "gpt2") else other_network(kind)
+    net.hybridize(hybrid)
+    known = nd.ones((2, 3), dtype="int32")
+    for shape in ((3,), (2, 3, 1), (2, 0), (0, 3), ()):
+        tokens = nd.zeros(shape, dtype="int32")
+        with pytest.raises(ValueError, match=r": tokens must be \(batch, time\), not ") as caught:
+            net(*([tokens, known] if kind == "t5" else [tokens]))
+        assert str(shape) in str(caught.value)
+        assert ("expand_dims(0)" in str(caught.value)) == (len(shape) == 1)
+        if kind == "t5":
+            with pytest.raises(ValueError, match=r"T5: decoder_tokens must be \(batch, time"):
+                net(known, tokens)
+    assert net(known, *([known] if kind == "t5" else [])).shape[:2] == (2, 3)

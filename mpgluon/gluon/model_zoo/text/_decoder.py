@@ -21,7 +21,17 @@ from ...nn import (
     RMSNorm,
 )
 from ...nn.attention import positions_after
-from ._layers import MASKING, MLP, PlainNorm, count_along, per_layer, rounded, row_of, shown
+from ._layers import (
+    MASKING,
+    MLP,
+    PlainNorm,
+    check_tokens,
+    count_along,
+    per_layer,
+    rounded,
+    row_of,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -343,6 +353,7 @@ class Decoder(HybridBlock):
         return x
 
     def _check_inputs(self, tokens, lengths, last, cache, segments, positions):
+        check_tokens("Decoder", tokens)
         if cache is not None:
             if segments is not None or positions is not None:
                 raise MXNetValueError("Decoder: a cache needs no segments and positions; omit them")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .... import initializer
 from ...block import HybridBlock
 from ...nn import Conv2D, Dense, Dropout, Embedding, HybridSequential, LayerNorm, MultiHeadAttention
-from ._layers import ACTIVATIONS, MLP, count_along, seen_keys
+from ._layers import ACTIVATIONS, MLP, check_tokens, count_along, seen_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +65,7 @@ class TokenEmbedding(HybridBlock):
             self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, tokens: Array, types: Array | None = None) -> Array:
+        check_tokens("Encoder", tokens)
         length = tokens.shape[1] + (0 if self._padding is None else self._padding + 1)
         if length > self._length:
             raise ValueError(

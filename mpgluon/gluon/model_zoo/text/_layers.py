@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._core import dtype_name
+from ....base import MXNetValueError
 from ...block import HybridBlock
 from ...nn import Dense, Dropout
 
@@ -46,6 +47,18 @@ def shown(value: Any) -> str:
     """Describes an input in an error: the shape of an array, or the type of another object."""
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" if shape is None else f"the shape {tuple(shape)}"
+
+
+def check_tokens(kind: str, tokens: Any, name: str = "tokens") -> None:
+    """Checks the shape of tokens, except of Symbols, which have none."""
+    shape = getattr(tokens, "shape", None)
+    if shape is None or len(shape) == 2 and 0 not in shape:
+        return
+    if len(shape) == 1:
+        advice = f"; {name}.expand_dims(0) is a batch of one sequence"
+    else:
+        advice = ", with at least one token" if len(shape) == 2 else ""
+    raise MXNetValueError(f"{kind}: {name} must be (batch, time), not {shown(tokens)}{advice}")
 
 
 def wide(F: Any, x: Array) -> Array:

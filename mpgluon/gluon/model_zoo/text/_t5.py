@@ -16,7 +16,7 @@ from ...nn import Dense, Dropout, Embedding, GatedMLP, HybridSequential, MultiHe
 from ...nn.attention import cache_arrays, home_of_keys, positions_after
 from ._config import MOST_LAYERS
 from ._decoder import check_placement, home_of
-from ._layers import MLP, count_along, like, row_of, seen_keys, shown
+from ._layers import MLP, check_tokens, count_along, like, row_of, seen_keys, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -485,6 +485,8 @@ class T5(HybridBlock):
                     f"T5: lengths, the fourth input, need a cache, got {shown(lengths)}; "
                     "call net(tokens, decoder_tokens, mask) with the mask of the encoder's tokens"
                 )
+            check_tokens("T5", tokens)
+            check_tokens("T5", decoder_tokens, "decoder_tokens")
             memory = self.encoder(self.embed(tokens), None, mask)
             x = self.decoder(self.embed(decoder_tokens), memory, mask)
         else:
