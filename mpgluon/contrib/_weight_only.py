@@ -44,8 +44,8 @@ def quantize_weights(
     """Replaces the Dense layers of a network by layers with packed weights, in place.
 
     The layers of `nn.MultiHeadAttention`, `nn.GatedMLP` and other blocks are replaced as well.
-    Embeddings, and layers that share their weight with another block (a tied head), stay as they
-    are. Each layer is rounded on the device on which it is placed. The network then needs a new
+    Embeddings, the experts of `nn.MoE`, and layers that share their weight with another block (a
+    tied head), stay as they are. Each layer is rounded on the device on which it is placed. The network then needs a new
     Trainer, because the old one holds the replaced parameters.
 
     Parameters
@@ -66,7 +66,7 @@ def quantize_weights(
         arrays. They should resemble the inputs in use; some thousand rows are enough.
     layers : str or list of str, optional
         Regular expressions for the paths (``layers.0.mlp.up``) or names of the layers to replace;
-        by default all.
+        by default all except the routers of `nn.MoE`, which are small and need their precision.
     skip : str or list of str, optional
         Regular expressions for the layers that stay.
     use_zeros : bool, default False

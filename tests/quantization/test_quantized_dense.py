@@ -290,6 +290,20 @@ def test_patterns_choose_the_layers():
     assert net.mix.query._format == "int4" and net.mlp.up._format == "int8"
 
 
+def test_routers_of_experts_stay_unless_a_pattern_names_them():
+    def mixture():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=8), nn.MoE(units=8, hidden=8, experts=4, k=1, in_units=8))
+        net.initialize()
+        return net
+
+    assert isinstance(quantize_weights(mixture())[1].router, nn.Dense)
+    net = quantize_weights(mixture(), layers=r"1\.router")
+    assert isinstance(net[1].router, nn.QuantizedDense) and isinstance(net[0], nn.Dense)
+    with pytest.raises(ValueError, match="no layer was replaced"):
+        quantize_weights(mixture()[1])
+
+
 def test_layer_at_two_places_is_replaced_at_both():
     net, layer = nn.HybridSequential(), nn.Dense(8, in_units=8)
     net.add(layer, layer)
@@ -319,6 +333,7 @@ def test_a_dense_layer_itself_is_returned_packed():
         ({"method": "best"}, ValueError, "method must be"),
         ({"data": [1]}, ValueError, "needs neither data"),
         ({"skip": ".*"}, ValueError, "no layer was replaced"),
+        ({"skip": ["2", "lm_head"]}, ValueError, "'lm_head' does not match the whole path or"),
     ],
 )
 def test_mistakes_leave_the_network_unchanged(options, error, message):

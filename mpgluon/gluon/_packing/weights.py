@@ -133,31 +133,30 @@ def selected(
     skip: str | Iterable[str] = (),
 ) -> list[tuple[Block | None, str, str, nn.Dense]]:
     """Returns (parent, attribute name, path, layer) for the Dense layers to replace; see
-    `quantize_weights`."""
+    `quantize_weights`. Routers of nn.MoE need a pattern in `layers`, because they are small and
+    their errors change the choice of experts."""
     wanted = None if layers is None else _patterns(who, "layers", layers)
     unwanted = _patterns(who, "skip", skip)
     places = [(None, "", "", net), *walk(net)]
     users = users_of(block for *_, block in places)
-
-    def matches(pattern, path, block):
-        return pattern.fullmatch(path) or pattern.fullmatch(block.name)
+    routers = {block.router for *_, block in places if isinstance(block, nn.MoE)}
 
     work, known, used = [], [], set()
     for parent, name, path, block in places:
         if not _is_dense(block):
             continue
         known.append(path)
-        if any(matches(pattern, path, block) for pattern in unwanted):
+        hits = {
+            pattern
+            for pattern in (*unwanted, *(wanted or ()))
+            if pattern.fullmatch(path) or pattern.fullmatch(block.name)
+        }
+        used.update(hits)
+        if not hits.isdisjoint(unwanted) or (block in routers if wanted is None else not hits):
             continue
-        if wanted is not None:
-            hits = [pattern for pattern in wanted if matches(pattern, path, block)]
-            used.update(hits)
-            if not hits:
-                continue
-        if users[block.weight] > 1:
-            continue
-        work.append((parent, name, path, block))
-    for pattern in wanted or ():
+        if users[block.weight] == 1:
+            work.append((parent, name, path, block))
+    for pattern in (*(wanted or ()), *unwanted):
         if pattern not in used:
             raise ValueError(
                 f"{who}: {pattern.pattern!r} does not match the whole path or name of any Dense "
