@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from typing import TYPE_CHECKING, Any
 
 from ..base import MXNetAssertionError, MXNetTypeError, MXNetValueError
@@ -43,6 +44,34 @@ def at_least(least: float, /, **values: Any) -> None:
 def positive(**values: Any) -> None:
     """Checks that each value is a finite number > 0."""
     _each(values, "above 0, and finite", lambda one: 0 < one < math.inf)
+
+
+_UNITS = {
+    **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("KMGT", 1)},
+    **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)},
+}
+
+
+def byte_count(who: str, name: str, value: Any) -> float:
+    """Returns a positive number of bytes, given as a number or as a string with a unit, such as
+    '2GB' (10 ** 9 bytes each) or '20GiB' (2 ** 30)."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d+(?:\.\d*)?) *([KMGT]i?B)", value.strip())
+        if found is None:
+            raise MXNetValueError(
+                f"{who}: {name} must be a number of bytes, or a number with one of the units "
+                f"{', '.join(_UNITS)}, not {value!r}"
+            )
+        value = float(found[1]) * _UNITS[found[2]]
+    try:
+        good = value > 0
+    except TypeError:
+        raise MXNetTypeError(
+            f"{who}: {name} must be a number of bytes or a string such as '20GiB', not {value!r}"
+        ) from None
+    if not good:
+        raise MXNetValueError(f"{who}: {name} must be positive, not {value!r}")
+    return float(value)
 
 
 def not_negative(**values: Any) -> None:

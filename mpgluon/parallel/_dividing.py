@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from .._internal import domain
 from ..base import MXNetError, MXNetValueError, counted, itemsize
 from ..context import Context
 from ..gluon._tree import children, own_parameters, walk
@@ -23,7 +24,7 @@ __all__ = ["divide"]
 def divide(
     net: Block,
     devices: Sequence[Context | str],
-    memory: Mapping[Context, int] | Mapping[str, int] | None = None,
+    memory: Mapping[Context, int | str] | Mapping[str, int | str] | None = None,
 ) -> dict[str, Context]:
     """Divides the layers of a network over devices, by the bytes of their parameters.
 
@@ -39,8 +40,8 @@ def divide(
         The network. The shapes of its parameters must be known, but they need no values.
     devices : list of Context
         The devices, in the order of the layers.
-    memory : dict of Context to int, optional
-        Largest number of bytes of parameters on each device. The devices are then filled in
+    memory : dict of Context to int or str, optional
+        Largest number of bytes of parameters on each device, as a number or as in '20GiB'. The devices are then filled in
         proportion to their limits. Training needs several times these bytes.
 
     Returns
@@ -113,10 +114,7 @@ def _limits(devices, memory):
     missing = [ctx for ctx in devices if ctx not in memory]
     if missing:
         raise MXNetValueError(f"divide: memory has no limit for {missing[0]}; add one")
-    for ctx in devices:
-        if not memory[ctx] > 0:
-            raise MXNetValueError(f"divide: memory of {ctx} must be positive, not {memory[ctx]!r}")
-    return [float(memory[ctx]) for ctx in devices]
+    return [domain.byte_count("divide", f"memory of {ctx}", memory[ctx]) for ctx in devices]
 
 
 def _is_container(block):

@@ -586,6 +586,8 @@ def test_invalid_arguments(tmp_path):
         net.load_parameters(tmp_path, format="huggingface", name_map={"a": "b"})
     with pytest.raises(ValueError, match="shard_bytes must be positive"):
         net.save_parameters(tmp_path, format="huggingface", shard_bytes=0)
+    with pytest.raises(ValueError, match="shard_bytes must be a number of bytes, or .* not '2G'"):
+        net.save_parameters(tmp_path, format="huggingface", shard_bytes="2G")
 
 
 @pytest.mark.parametrize(
@@ -615,7 +617,7 @@ def test_save_writes_shards_of_the_given_size_and_removes_earlier_files(tmp_path
     net.initialize()
     net.save_parameters(tmp_path, format="huggingface")
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
-    net.save_parameters(tmp_path, format="huggingface", shard_bytes=5 * 64)
+    net.save_parameters(tmp_path, format="huggingface", shard_bytes="0.3125KiB")
     names = [f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]
     assert sorted(os.listdir(tmp_path)) == [*names, "model.safetensors.index.json"]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

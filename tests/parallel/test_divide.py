@@ -63,6 +63,12 @@ def test_divide_fills_devices_in_proportion_to_their_memory():
         mx.parallel.divide(chain(), devices, {devices[0]: 40, devices[1]: 80})
     names = mx.parallel.divide(chain(), ["cpu(0)", devices[1]], {devices[0]: 40, "cpu(1)": 120})
     assert names == placement
+    units = mx.parallel.divide(chain(), devices, {devices[0]: "0.04KB", devices[1]: "0.12 KB"})
+    assert units == placement
+    with pytest.raises(ValueError, match=r"memory of cpu\(1\) must be a number of bytes, or .* GiB"):
+        mx.parallel.divide(chain(), devices, {devices[0]: 40, devices[1]: "120 bytes"})
+    with pytest.raises(TypeError, match=r"memory of cpu\(1\) must be .* such as '20GiB', not None"):
+        mx.parallel.divide(chain(), devices, {devices[0]: 40, devices[1]: None})
     with pytest.raises(ValueError, match=r"no limit for cpu\(1\)"):
         mx.parallel.divide(chain(), devices, {devices[0]: 40})
     with pytest.raises(ValueError, match="must be positive, not 0"):

@@ -629,6 +629,12 @@ max_memory | memory | text.from_pretrained(llama(file), {}, ctx=[mx.cpu(0)]) | 0
 {mx.cpu(0): 900} | r.head
 torch_dtype | dtype | text.from_pretrained(llama(file), {}) | 0 | 'float16' | \
 dtypes(r) == {"float16"}
+load_in_8bit | quantize | text.from_pretrained(llama(file), {}) | True | 'int8' | \
+r.layers[0].mlp.up.format == "int8"
+load_in_4bit | quantize | text.from_pretrained(llama(file), {}) | True | 'nf4' | \
+r.layers[0].mlp.up.format == "nf4"
+quantization_config | quantize | text.from_pretrained(llama(file), {}) | {} | 'int8' | \
+r.layers[0].mlp.up.format == "int8"
 max_new_tokens | max_new | generated({}) | 3 | 3 | len(r[0]) == 3
 max_length | max_new | generated({}) | 3 | 3 | len(r[0]) == 3
 do_sample | temperature | generated({}, seed=1) | True | 1 | r != generated()

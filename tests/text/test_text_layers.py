@@ -372,6 +372,7 @@ def test_names_of_transformers_raise_errors_with_the_replacement(tmp_path):
         ),
         ({"max_memory": {0: "1GB"}}, "'memory'"),
         ({"torch_dtype": "auto"}, "'dtype'"),
+        ({"load_in_8bit": True}, r"'quantize'\? \(quantize='int8'\)"),
         ({"low_cpu_mem_usage": True}, "it takes ctx, dtype, quantize, memory, grad_req"),
     ):
         with pytest.raises(TypeError, match=rf"has no option '{next(iter(option))}'.*{way}"):

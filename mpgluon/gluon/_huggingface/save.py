@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ... import autograd
-from ..._internal import ranks
+from ..._internal import domain, ranks
 from ..._internal.files import replacing
 from ..._internal.progress import bar
 from ...base import MXNetError, itemsize
@@ -38,7 +38,7 @@ def save(
     folder: str | os.PathLike[str],
     entries: Sequence[Entry] = (),
     config: Mapping[str, Any] | None = None,
-    shard_bytes: float = 5e9,
+    shard_bytes: float | str = 5e9,
     progress: bool | None = None,
 ) -> None:
     """Writes the weights of a network. `Block.save_parameters` calls this function.
@@ -57,15 +57,14 @@ def save(
         The map with which `load` would read the files.
     config : dict, optional
         Contents of ``config.json``. The dtype of the parameters is added.
-    shard_bytes : float, default 5e9
-        Number of bytes of a file. An array that is larger has a file of its own.
+    shard_bytes : float or str, default 5e9
+        Number of bytes of a file, also as in '2GB'. An array that is larger has a file of its own.
     progress : bool, optional
         Whether to show a progress bar; by default, if saving takes longer than two seconds.
     """
     from ...parallel._checkpoint import data_of, parts_of
 
-    if not shard_bytes > 0:
-        raise ValueError(f"save_parameters: shard_bytes must be positive, not {shard_bytes}")
+    shard_bytes = domain.byte_count("save_parameters", "shard_bytes", shard_bytes)
     if ranks.count() > 1:
         raise MXNetError(
             "save_parameters: the format 'huggingface' needs all arrays in one process; save with "

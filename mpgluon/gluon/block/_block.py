@@ -504,7 +504,7 @@ class Block(TreeNode):
         filename: str | os.PathLike[str],
         deduplicate: bool = False,
         format: str | None = None,
-        shard_bytes: float = 5e9,
+        shard_bytes: float | str = 5e9,
         name_map: Sequence[Entry] | None = None,
     ) -> None:
         """Writes the parameters into a file, named by their path in the tree (``output.weight``).
@@ -520,8 +520,8 @@ class Block(TreeNode):
             'huggingface' writes a folder that transformers loads: safetensors files, their index
             and, for networks of `mx.gluon.model_zoo.text`, ``config.json``. Shared parameters are
             written once.
-        shard_bytes : float, default 5e9
-            With 'huggingface', the largest number of bytes in a file.
+        shard_bytes : float or str, default 5e9
+            With 'huggingface', the largest number of bytes in a file, also as in '2GB'.
         name_map : list of `mx.contrib.huggingface.Entry`, optional
             With 'huggingface', the map with which `load_parameters` would read the files, if it
             differs from the network's own.

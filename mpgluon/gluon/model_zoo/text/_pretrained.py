@@ -115,7 +115,7 @@ def from_pretrained(
     ctx: Any = None,
     dtype: DType | None = None,
     quantize: str | Mapping[str, Any] | bool | None = None,
-    memory: Mapping[Context, int] | Mapping[str, int] | None = None,
+    memory: Mapping[Context, int | str] | Mapping[str, int | str] | None = None,
     grad_req: str = "write",
     verbose: bool = False,
     progress: bool | None = None,
@@ -144,8 +144,8 @@ def from_pretrained(
         and use_zeros of ``mx.contrib.quantization.quantize_weights``, such as ``{'format': 'int4',
         'skip': 'head'}``. Float weights are rounded one at a time while they are read, with the
         same result. False dequantizes weights that are stored in few bits.
-    memory : dict of Context to int, optional
-        Largest number of bytes of parameters on each device of a list (see `parallel.divide`).
+    memory : dict of Context to int or str, optional
+        Largest number of bytes ('20GiB') of parameters on each device of a list (see `parallel.divide`).
     grad_req : {'write', 'add', 'null'}, default 'write'
         'null' freezes the parameters. Otherwise, the first training step allocates gradients, which
         take as much memory as the parameters.
