@@ -65,7 +65,9 @@ def test_divide_fills_devices_in_proportion_to_their_memory():
     assert names == placement
     units = mx.parallel.divide(chain(), devices, {devices[0]: "0.04KB", devices[1]: "0.12 KB"})
     assert units == placement
-    with pytest.raises(ValueError, match=r"memory of cpu\(1\) must be a number of bytes, or .* GiB"):
+    with pytest.raises(
+        ValueError, match=r"memory of cpu\(1\) must be a number of bytes, or .* GiB"
+    ):
         mx.parallel.divide(chain(), devices, {devices[0]: 40, devices[1]: "120 bytes"})
     with pytest.raises(TypeError, match=r"memory of cpu\(1\) must be .* such as '20GiB', not None"):
         mx.parallel.divide(chain(), devices, {devices[0]: 40, devices[1]: None})

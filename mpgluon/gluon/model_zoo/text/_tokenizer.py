@@ -122,9 +122,7 @@ class Tokenizer:
         """Returns the text of tokens, with special tokens if `special`."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
 
-    def chat(
-        self, messages: list[dict[str, Any]], reply: bool = True, **values: Any
-    ) -> ChatPrompt:
+    def chat(self, messages: list[dict[str, Any]], reply: bool = True, **values: Any) -> ChatPrompt:
         """Formats messages by the chat template of the model.
 
         Parameters
@@ -174,9 +172,7 @@ class Tokenizer:
         names = {key: _text(value) for key, value in self._config.items() if key.endswith("_token")}
         template = environment.from_string(self.template)
         return ChatPrompt(
-            template.render(
-                messages=messages, add_generation_prompt=reply, **{**names, **values}
-            )
+            template.render(messages=messages, add_generation_prompt=reply, **{**names, **values})
         )
 
 
