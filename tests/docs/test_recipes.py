@@ -47,7 +47,12 @@ def tied(scope, printed):
 def packed(scope, printed):
     assert re.search(r"# (PackedTokens.*)", RECIPES["Train on packed documents"])[1] in printed
     assert np.isfinite(scope["losses"].asnumpy()).all()
-    assert scope["net"](scope["tokens"]).shape == (1, 16, 100)
+    assert scope["scores"].shape == (1, 16, 100)
+
+
+def of_many_classes(scope, printed):
+    assert scope["losses"].shape == (8,) and np.isfinite(scope["losses"].asnumpy()).all()
+    assert scope["net"](scope["tokens"]).shape == (8, 17, 100)
 
 
 def owned(scope, printed):
@@ -132,6 +137,7 @@ CHECKS = {
     "Replace the head": replaced,
     "Tie weights": tied,
     "Train on packed documents": packed,
+    "Train with many classes": of_many_classes,
     "Own a parameter": owned,
     "Warm up the learning rate": warmed_up,
     "Exclude norms and biases from weight decay": decayed,

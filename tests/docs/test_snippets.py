@@ -255,6 +255,7 @@ def test_transformers_page_generates_trains_and_saves(tmp_path, monkeypatch, cap
     logs = scores.log_softmax(-1).asnumpy()
     expected = -np.mean([logs[i, t, labels[i, t]] for i, t in np.argwhere(labels != -100)])
     np.testing.assert_allclose(found.asscalar(), expected, rtol=1e-5)
+    assert scope["scores"].shape == (2, 5, 32)
     for name in ("tuned/config.json", "run/index.json"):
         assert (tmp_path / name).exists()
     modules = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
