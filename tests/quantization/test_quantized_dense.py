@@ -343,6 +343,25 @@ def test_mistakes_leave_the_network_unchanged(options, error, message):
     assert set(kinds(net).values()) == {nn.Dense}
 
 
+def test_files_of_other_formats_name_the_options(tmp_path):
+    nets = {"float": network(), "int8": network(), "int4": network()}
+    for name, net in nets.items():
+        if name != "float":
+            quantize_weights(net, name)
+        net.save_parameters(str(tmp_path / f"{name}.params"))
+    for name, file, message in (
+        ("float", "int8", r"'0.weight' is missing .* few bits \('0.packed'\).*quantize=\.\.\."),
+        ("int8", "float", r"'0.packed' is missing .* holds the floats.*before quantize_weights"),
+        ("int8", "int4", r"shape incompatible .* formats differ; .*quantize=\.\.\."),
+    ):
+        before = nets[name](nd.ones((1, 32))).asnumpy()
+        with pytest.raises(AssertionError, match=message):
+            nets[name].load_parameters(str(tmp_path / f"{file}.params"))
+        np.testing.assert_array_equal(nets[name](nd.ones((1, 32))).asnumpy(), before)
+    with pytest.raises(mx.base.MXNetIOError, match="is a folder; .*format='huggingface'"):
+        nets["float"].load_parameters(tmp_path)
+
+
 def test_scales_must_be_floats_that_products_accept():
     with pytest.raises(ValueError, match="scale_dtype must be one of .*, not 'int8'"):
         nn.QuantizedDense(4, 64, scale_dtype="int8")

@@ -29,7 +29,7 @@ from .._tree import (
     structure_changes,
 )
 from ..parameter._parameter import Parameter, load_values
-from ..parameter._parameter_dict import ParameterDict, check_names, renamed
+from ..parameter._parameter_dict import ParameterDict, check_names, loaded_file, renamed
 from ..utils import HookHandle, brief, indent
 from ._casting import cast_arrays, casting
 from ._replacing import replace, replace_at
@@ -602,7 +602,7 @@ class Block(TreeNode):
             entries = self._map_of("load_parameters", format, name_map)
             load(self, filename, entries, ctx, allow_missing, ignore_extra, cast_dtype)
             return
-        loaded = nd.load(filename)
+        loaded = loaded_file(filename)
         source = f"file '{filename}'"
         if not isinstance(loaded, dict):
             if loaded or self._collect_params_with_prefix():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ... import initializer, ndarray as nd
 from ..._internal.hints import near
+from ...base import MXNetIOError
 from .._tree import devices_of_groups
 from ..utils import brief, indent
 from ._constant import Constant
@@ -23,7 +25,6 @@ from ._parameter import (
 )
 
 if TYPE_CHECKING:
-    import os
     import weakref
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 
@@ -359,6 +360,7 @@ def check_names(
 ):
     """Raises AssertionError if parameters lack arrays, and an error of class `extra` if arrays
     belong to no parameter. Changes nothing, so that a load is all or nothing."""
+    _check_packed(params, arrays, source, allow_missing)
     if not allow_missing:
         for name in params:
             if name not in arrays:
@@ -376,6 +378,45 @@ def check_names(
                     f"ParameterDict, which contains parameters: {brief(params)}. Set "
                     "ignore_extra=True to ignore."
                 )
+
+
+def _check_packed(params, arrays, source, allow_missing):
+    """Raises AssertionError if only the file or only the network has a weight in few bits, or if
+    the numbers of bits differ."""
+    advice = (
+        "create the network with from_pretrained(folder, quantize=...), or call "
+        "mx.contrib.quantization.quantize_weights, with the options of the saved network"
+    )
+    for name in (*arrays, *params):
+        if name.rpartition(".")[2] != "packed":
+            continue
+        weight = f"{name.removesuffix('packed')}weight"
+        if not allow_missing and name not in params and weight in params:
+            raise AssertionError(
+                f"Parameter '{weight}' is missing in {source}, which holds it in few bits "
+                f"('{name}'); {advice}"
+            )
+        if not allow_missing and name not in arrays and weight in arrays:
+            raise AssertionError(
+                f"Parameter '{name}' is missing in {source}, which holds the floats '{weight}'; "
+                "load the file before quantize_weights, or use from_pretrained(folder, quantize=...)"
+            )
+        if name in params and name in arrays and params[name].shape != arrays[name].shape:
+            raise AssertionError(
+                f"Failed loading Parameter '{name}' from {source}: shape incompatible expected "
+                f"{params[name].shape} vs saved {arrays[name].shape}, since their formats differ; "
+                f"{advice}"
+            )
+
+
+def loaded_file(filename: Any) -> Any:
+    """Returns the contents of a file of `save_parameters`."""
+    if isinstance(filename, (str, os.PathLike)) and os.path.isdir(filename):
+        raise MXNetIOError(
+            f"load_parameters: '{os.fspath(filename)}' is a folder; give the path of a file, or "
+            "format='huggingface' for a folder of safetensors files"
+        )
+    return nd.load(filename)
 
 
 def name_of_whole(name: str) -> str:
