@@ -45,8 +45,8 @@ def quantize_weights(
 
     The layers of `nn.MultiHeadAttention`, `nn.GatedMLP` and other blocks are replaced as well.
     Embeddings, the experts of `nn.MoE`, and layers that share their weight with another block (a
-    tied head), stay as they are. Each layer is rounded on the device on which it is placed. The network then needs a new
-    Trainer, because the old one holds the replaced parameters.
+    tied head), stay as they are. Each layer is rounded on the device on which it is placed. The
+    network then needs a new Trainer, because the old one holds the replaced parameters.
 
     Parameters
     ----------

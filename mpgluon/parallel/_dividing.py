@@ -41,8 +41,9 @@ def divide(
     devices : list of Context
         The devices, in the order of the layers.
     memory : dict of Context to int or str, optional
-        Largest number of bytes of parameters on each device, as a number or as in '20GiB'. The devices are then filled in
-        proportion to their limits. Training needs several times these bytes.
+        Largest number of bytes of parameters on each device, as a number or as in '20GiB'. The
+        devices are then filled in proportion to their limits. Training needs several times these
+        bytes.
 
     Returns
     -------

@@ -210,8 +210,8 @@ def _phi3(config: Config) -> Options:
 
 
 def _check_router_losses(config: Config) -> None:
-    """Raises an error for the load-balancing loss of transformers. It multiplies the means over all
-    layers, and `aux_loss` of nn.MoE those of each layer."""
+    """Raises an error for the load-balancing loss of transformers. It multiplies means over all
+    layers, whereas `aux_loss` of nn.MoE multiplies the means of each layer."""
     if config.flag("output_router_logits", False):
         raise config.error(
             "output_router_logits",

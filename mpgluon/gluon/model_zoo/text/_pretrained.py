@@ -145,7 +145,8 @@ def from_pretrained(
         'skip': 'head'}``. Float weights are rounded one at a time while they are read, with the
         same result. False dequantizes weights that are stored in few bits.
     memory : dict of Context to int or str, optional
-        Largest number of bytes ('20GiB') of parameters on each device of a list (see `parallel.divide`).
+        Largest number of bytes ('20GiB') of parameters on each device of a list (see
+        `parallel.divide`).
     grad_req : {'write', 'add', 'null'}, default 'write'
         'null' freezes the parameters. Otherwise, the first training step allocates gradients, which
         take as much memory as the parameters.
