@@ -24,6 +24,7 @@ from .._tree import (
     TreeNode,
     children,
     compiled_call,
+    hides_block,
     huggingface_of,
     is_hybridized,
     structure_changes,
@@ -95,15 +96,6 @@ def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _hides_block(value, known):
-    """True if nested lists and dicts hold a block that is not in `known`."""
-    if isinstance(value, (list, tuple)):
-        return any(_hides_block(item, known) for item in value)
-    if isinstance(value, dict):
-        return any(_hides_block(item, known) for item in value.values())
-    return isinstance(value, Block) and not any(value is child for child in known)
-
-
 class Block(TreeNode):
     """The base of layers and models whose computation is Python code on arrays.
 
@@ -136,9 +128,6 @@ class Block(TreeNode):
     >>> Twice()(nd.ones(3)).asnumpy().tolist()
     [2.0, 2.0, 2.0]
     """
-
-    # Attributes whose unregistered blocks have been reported.
-    _warned_of_hidden: frozenset[str] = frozenset()
 
     def __init__(
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
@@ -344,17 +333,14 @@ class Block(TreeNode):
         return collected
 
     def _warn_of_hidden_children(self):
-        hidden = [
-            name
-            for name, value in self.__dict__.items()
-            if isinstance(value, (list, tuple, dict))
-            and name != "_children"
-            and _hides_block(value, self._children.values())
-        ]
-        for name in hidden:
-            # One training step collects the parameters several times.
-            if name not in self._warned_of_hidden:
-                vars(self)["_warned_of_hidden"] = self._warned_of_hidden | {name}
+        for name, value in list(self.__dict__.items()):
+            if (
+                isinstance(value, (list, tuple, dict))
+                and name not in ("_children", *self._warned_of_hidden)
+                and hides_block(value, self._children.values())
+            ):
+                # One training step collects the parameters several times.
+                vars(self)["_warned_of_hidden"] = (*self._warned_of_hidden, name)
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "
                     "whose parameters are not found. Register them with register_child(), or use "
