@@ -134,7 +134,8 @@ class Case:
             use(net)
         if self.format:
             attention = r"layers\.\d+\.attention\..*"
-            quantize_weights(net, self.format, skip=attention if self.splits else ())
+            dense = self.splits and place is not self.divided
+            quantize_weights(net, self.format, skip=attention if dense else ())
             use(net)
         for name in self.adapters:
             self.adapt(net, name)

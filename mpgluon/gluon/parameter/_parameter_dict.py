@@ -399,7 +399,7 @@ def _check_packed(params, arrays, source, allow_missing):
         if not allow_missing and name not in arrays and weight in arrays:
             raise AssertionError(
                 f"Parameter '{name}' is missing in {source}, which holds the floats '{weight}'; "
-                "load the file before quantize_weights, or use from_pretrained(folder, quantize=...)"
+                "load it before quantize_weights, or use from_pretrained(folder, quantize=...)"
             )
         if name in params and name in arrays and params[name].shape != arrays[name].shape:
             raise AssertionError(
