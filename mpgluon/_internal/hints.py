@@ -210,6 +210,8 @@ ARRAY = {
     "trace": "numpy.trace(x)",
     "median": "numpy.median(x), a NumPy number",
     "equal": "numpy.array_equal(x, y)",
+    "logits": "x itself; networks return the scores",
+    "loss": "mx.gluon.loss.SoftmaxCrossEntropyLoss()(x, labels), with the scores x",
     "handle": "x itself; mpgluon has no handles of a C library",
     **{
         name: f"x {operator} y"
@@ -430,6 +432,15 @@ TOKENIZER = {
     "tokenize": "tokenizer.encode(text)",
     "chat_template": "tokenizer.template",
     "eos_token_id": "tokenizer.stop, a list",
+}
+
+# Attributes of the networks of transformers
+NETWORK = {
+    "generate": "mx.gluon.model_zoo.text.generate(net, prompts, max_new=32)",
+    "config": "json.load(open(file)) of the settings in the model's folder",
+    "save_pretrained": "net.save_parameters(folder, format='huggingface')",
+    "num_parameters": "sum(p.data().size for p in net.collect_params().values())",
+    "model": "net itself, whose children are embed, layers, norm and head",
 }
 
 SCHEDULERS = {

@@ -12,6 +12,7 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from support.devices import cpus_only
 from support.hints import Double, scope_of
+from support.networks import decoder
 from support.paths import ROOT
 
 pytestmark = cpus_only
@@ -132,6 +133,9 @@ outer | numpy.outer(x, y) | same(r, numpy.outer(X, Y)) and type(r) is nd.NDArray
 trace | numpy.trace(x) | same(r, 6)
 median | numpy.median(x) | r == 3.5
 equal | numpy.array_equal(x, y) | r is False or not r
+logits | x itself | same(x, X)
+loss | mx.gluon.loss.SoftmaxCrossEntropyLoss()(x, labels) | r.shape == (2,) | \
+labels = nd.array([0, 1])
 handle | x itself | same(x, X)
 eq | x == y | same(r, X == Y)
 ne | x != y | same(r, X != Y)
@@ -408,6 +412,17 @@ AutoModelForCausalLM | text.from_pretrained(folder) | r.head | folder = llama(fi
 AutoModelForSequenceClassification | text.from_pretrained(folder) | r.head | folder = llama(file)
 AutoConfig | text.from_config(folder) | r.head | folder = llama(file)
 """
+NETWORK = """
+generate | mx.gluon.model_zoo.text.generate(net, prompts, max_new=32) | len(r[0]) == 32 | \
+net, prompts = decoder(), [[1, 2]]
+config | json.load(open(file)) | r['vocab_size'] == 8 | \
+import json; file = os.path.join(llama(file), 'config.json')
+save_pretrained | net.save_parameters(folder, format='huggingface') | \
+os.path.getsize(os.path.join(file, 'model.safetensors')) | net, folder = decoder(), file
+num_parameters | sum(p.data().size for p in net.collect_params().values()) | \
+r == sum(p.data().size for p in decoder().collect_params().values()) | net = decoder()
+model | net itself | net
+"""
 SCHEDULERS = """
 StepLR | FactorScheduler(step=step_size * len(batches), factor=gamma) | \
 [r(1), r(5), r(6)] == [0.01, 0.01, 0.005] | step_size, batches, gamma = 1, [0] * 5, 0.5
@@ -467,6 +482,7 @@ TABLES = {
     "FUNCTIONS": (lambda scope: nd, FUNCTIONS),
     "DATA": (lambda scope: gluon.data, DATA),
     "TEXT": (lambda scope: text, TEXT),
+    "NETWORK": (lambda scope: decoder(), NETWORK),
     "SCHEDULERS": (lambda scope: mx.lr_scheduler, SCHEDULERS),
     "INITIALIZERS": (lambda scope: mx.init, INITIALIZERS),
     "OPTIMIZERS": (lambda scope: mx.optimizer, OPTIMIZERS),

@@ -179,3 +179,19 @@ def test_tokens_of_other_shapes_raise_an_error(kind, hybrid):
             with pytest.raises(ValueError, match=r"T5: decoder_tokens must be \(batch, time"):
                 net(known, tokens)
     assert net(known, *([known] if kind == "t5" else [])).shape[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", {"types": 2}])
+def test_named_inputs_raise_an_error_that_says_how_to_call(kind):
+    net, tokens = network(kind) if kind == "llama" else other_network(kind), nd.ones((2, 3))
+    usage = {"llama": "net(tokens)", "t5": "net(tokens, decoder_tokens, mask)"}
+    usage = usage.get(str(kind), "net(tokens, types, mask)")
+    for named in ({"input_ids": tokens}, {"attention_mask": tokens}, {"labels": tokens}):
+        for given in ((), (tokens,)):
+            with pytest.raises(TypeError) as caught:
+                net(*given, **named)
+            error, (name,) = str(caught.value), named
+            assert f"inputs have no names, got {name}; call {usage}" in error
+            masks = name == "attention_mask" and kind == "llama"
+            assert ("None, None, None, segments, positions)" in error) == masks
+            assert ("SoftmaxCrossEntropyLoss()(scores, labels)" in error) == (name == "labels")

@@ -25,6 +25,7 @@ from ._layers import (
     MASKING,
     MLP,
     PlainNorm,
+    TextNetwork,
     check_tokens,
     count_along,
     per_layer,
@@ -125,7 +126,7 @@ class DecoderLayer(HybridBlock):
         return x if self.dropout is None else self.dropout(x)
 
 
-class Decoder(HybridBlock):
+class Decoder(TextNetwork):
     """A language model: maps tokens (batch, time) to scores (batch, time, vocab) of the next token.
 
     The children are `embed`, `layers`, `norm` and `head`, and `positions` if positions have an

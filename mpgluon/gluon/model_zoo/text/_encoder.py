@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .... import initializer
 from ...block import HybridBlock
 from ...nn import Conv2D, Dense, Dropout, Embedding, HybridSequential, LayerNorm, MultiHeadAttention
-from ._layers import ACTIVATIONS, MLP, check_tokens, count_along, seen_keys
+from ._layers import ACTIVATIONS, MLP, TextNetwork, check_tokens, count_along, seen_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -324,7 +324,7 @@ class TokenHead(HybridBlock):
         return F.broadcast_add(x, F.reshape(bias, (1, 1, -1)))
 
 
-class Encoder(HybridBlock):
+class Encoder(TextNetwork):
     """A transformer for text or images: children `embed`, `layers`, `norm` and `head`.
 
     `from_config` creates the networks of BERT, RoBERTa, ViT and CLIP. Text networks are called with
@@ -362,6 +362,9 @@ class Encoder(HybridBlock):
     >>> net(nd.zeros((2, 3, 8, 8))).shape
     (2, 10)
     """
+
+    _usage = "net(tokens, types, mask), whose types and mask are optional, or net(images)"
+    _masking = ""
 
     def __init__(
         self,
@@ -472,7 +475,7 @@ class Encoder(HybridBlock):
         return F.pick(x, F.broadcast_add(F.zeros_like(first), F.expand_dims(at, axis=1)), axis=1)
 
 
-class CLIP(HybridBlock):
+class CLIP(TextNetwork):
     """Compares texts and images: children `text` and `image`, which are `Encoder` networks.
 
     Called with tokens (texts, time) and images (images, channels, height, width), it returns the
@@ -486,6 +489,9 @@ class CLIP(HybridBlock):
     logit_scale : float
         Initial logarithm of the factor of the similarities.
     """
+
+    _usage = "net(tokens, images, mask), whose mask is optional"
+    _masking = ""
 
     def __init__(
         self,

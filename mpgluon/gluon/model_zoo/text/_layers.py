@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._core import dtype_name
+from ...._internal.hints import NETWORK, absent
 from ....base import MXNetValueError
 from ...block import HybridBlock
 from ...nn import Dense, Dropout
@@ -93,6 +94,36 @@ def seen_keys(F: Any, mask: Array | None) -> Array | None:
     if mask is None:
         return None
     return F.expand_dims(F.expand_dims(F.cast(mask, "bool"), axis=1), axis=1)
+
+
+class TextNetwork(HybridBlock):
+    """Base of the networks for text, with errors for arguments and attributes of transformers."""
+
+    _usage = "net(tokens)"
+    _masking = f"; {MASKING}"
+
+    if not TYPE_CHECKING:  # type checkers would accept any keyword
+
+        def __call__(self, *args, **named):
+            """Calls the network on arrays, see `hybrid_forward`."""
+            if named:
+                raise self._without_names(named)
+            return super().__call__(*args)
+
+    def _without_names(self, named):
+        text = (
+            f"{type(self).__name__}: inputs have no names, got {', '.join(named)}; "
+            f"call {self._usage}"
+        )
+        if "attention_mask" in named:
+            text += self._masking
+        if "labels" in named:
+            text += "; compute the loss: mx.gluon.loss.SoftmaxCrossEntropyLoss()(scores, labels), "
+            text += "whose labels are the next tokens of a language model"
+        return TypeError(text)
+
+
+absent(TextNetwork, NETWORK)
 
 
 class MLP(HybridBlock):

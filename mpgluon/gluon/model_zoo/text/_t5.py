@@ -16,7 +16,7 @@ from ...nn import Dense, Dropout, Embedding, GatedMLP, HybridSequential, MultiHe
 from ...nn.attention import cache_arrays, home_of_keys, positions_after
 from ._config import MOST_LAYERS
 from ._decoder import check_placement, home_of
-from ._layers import MLP, check_tokens, count_along, like, row_of, seen_keys, shown
+from ._layers import MLP, TextNetwork, check_tokens, count_along, like, row_of, seen_keys, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -347,7 +347,7 @@ def _bias_of_steps(F, x, lengths, arrays):
     return F.transpose(F.take(table, distance, mode="clip"), (0, 3, 1, 2))
 
 
-class T5(HybridBlock):
+class T5(TextNetwork):
     """An encoder-decoder for text: children `embed`, `encoder`, `decoder` and `head`.
 
     Called with the encoder's tokens (batch, time), the decoder's tokens (batch, length) and
@@ -389,6 +389,9 @@ class T5(HybridBlock):
     >>> net(nd.zeros((1, 5), dtype="int32"), nd.zeros((1, 3), dtype="int32")).shape
     (1, 3, 32)
     """
+
+    _usage = "net(tokens, decoder_tokens, mask), whose mask is optional"
+    _masking = ""
 
     def __init__(
         self,
