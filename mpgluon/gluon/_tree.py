@@ -65,7 +65,6 @@ class TreeNode(OptionsChecked):
     # Low-rank additions to the product of a layer (`contrib.lora`), or None. Traces depend on it,
     # so a change replaces the object.
     _adapters: Any = None
-    _warned_of_hidden: tuple[str, ...] = ()  # attributes with unregistered blocks
 
     def __init__(self) -> None:
         self._children: dict[str, Any] = Parts()
@@ -105,15 +104,6 @@ class Compilable:
         """Converts the argument structure of a call to the structure with which the exported block
         is called. Returns (structure, True if the exported block returns only the first output)."""
         return structure, False
-
-
-def hides_block(value, known):
-    """True if nested lists and dicts hold a block that is not in `known`."""
-    if isinstance(value, (list, tuple)):
-        return any(hides_block(item, known) for item in value)
-    if isinstance(value, dict):
-        return any(hides_block(item, known) for item in value.values())
-    return isinstance(value, TreeNode) and not any(value is child for child in known)
 
 
 def children(block):

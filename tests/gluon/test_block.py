@@ -104,11 +104,6 @@ def test_containers_that_hide_blocks_are_reported():
     net.extra = [nn.Dense(3)]
     with pytest.warns(UserWarning, match="unregistered container"):
         net.collect_params()
-    net.more = {"a": nn.Dense(3)}
-    with pytest.warns(UserWarning) as caught:
-        net.initialize()
-        net.collect_params().setattr("lr_mult", 2)
-    assert ["Model.more' is" in str(one.message) for one in caught] == [True]
 
 
 def test_params_argument_shares_parameters_between_blocks():

@@ -24,7 +24,6 @@ from .._tree import (
     TreeNode,
     children,
     compiled_call,
-    hides_block,
     huggingface_of,
     is_hybridized,
     structure_changes,
@@ -94,6 +93,15 @@ def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a method that subclasses override with any arguments, so that type checkers accept
     the override."""
     return method
+
+
+def _hides_block(value, known):
+    """True if nested lists and dicts hold a block that is not in `known`."""
+    if isinstance(value, (list, tuple)):
+        return any(_hides_block(item, known) for item in value)
+    if isinstance(value, dict):
+        return any(_hides_block(item, known) for item in value.values())
+    return isinstance(value, Block) and not any(value is child for child in known)
 
 
 class Block(TreeNode):
@@ -333,14 +341,12 @@ class Block(TreeNode):
         return collected
 
     def _warn_of_hidden_children(self):
-        for name, value in list(self.__dict__.items()):
+        for name, value in self.__dict__.items():
             if (
                 isinstance(value, (list, tuple, dict))
-                and name not in ("_children", *self._warned_of_hidden)
-                and hides_block(value, self._children.values())
+                and name != "_children"
+                and _hides_block(value, self._children.values())
             ):
-                # One training step collects the parameters several times.
-                vars(self)["_warned_of_hidden"] = (*self._warned_of_hidden, name)
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "
                     "whose parameters are not found. Register them with register_child(), or use "
