@@ -5,12 +5,12 @@ whole sequences.
 
 Every way to generate must give the same tokens: alone or in a batch, placed on devices, in groups,
 with drafts, with windows that move, as a stream, by a copy, in several threads, and by a network
-that changed between calls. Greedy tokens
-must have the largest scores that the network computes for the whole sequence without a cache, and
-sequences of a beam search the scores of the network. The network may have packed weights and
-adapters, and run under amp. Networks with split heads are checked by scores alone, because their
-sums have another order, and so are batches of packed weights, whose bits depend on the number of
-rows.
+that changed between calls. Greedy tokens must have the largest scores that the network computes for
+the whole sequence without a cache, and sequences of a beam search the scores of the network.
+Prompts that share a row must have the scores of each prompt. The network may have packed weights
+and adapters, and run under amp. Networks with split heads are checked by scores alone, because
+their sums have another order, and so are batches of packed weights, whose bits depend on the number
+of rows.
 """
 
 import copy
@@ -102,7 +102,12 @@ class Case:
         self.format = r.choice([None, None, None, "int8", "int4", "nf4"])
         self.adapters = r.choice([(), (), ("one",), ("one", "two")])
         self.rslora, self.dora, self.merged = (r.random() < 0.5 for _ in range(3))
+        self.embeds = not self.dora and not self.network["tied"] and r.random() < 0.4
         self.beams = r.choice([2, 3, 5])
+        self.beam_options = {
+            "length_penalty": r.choice([1.0, 1.0, 0.0, 2.0, -1.0]),
+            "early_stopping": r.choice([False, True, "never"]),
+        }
         self.amp = r.choice([None, None, None, "bfloat16", "float16"])
         if self.amp:
             self.dtype = "float32"
@@ -151,6 +156,8 @@ class Case:
         targets = r"layers\.\d+\.attention\.(query|value|proj)|layers\.\d+\.mlp\.down"
         if not (self.merged and self.network["tied"]):
             targets += "|head"
+        if self.embeds:
+            targets += "|embed"
         dora = self.dora and not self.splits
         lora.apply(net, {targets: 2}, name=name, alpha=1, rslora=self.rslora, dora=dora)
         for param in lora.parameters(net, name).values():
@@ -197,10 +204,12 @@ class Case:
         placed = self.check_beams(net, self.placed())
         assert found == placed, f"placed beams: {placed}, not {found}"
         self.check_drawn_beams(net)
+        self.check_packed(net, self.placed())
         if self.splits:
             split = self.make(place=self.divided, use=self.use)
             self.check_all(net, text.generate(split, self.prompts, **self.options))
             self.check_beams(net, split)
+            self.check_packed(net, split)
 
     def check_all(self, net, found):
         for prompt, new in zip(self.prompts, found):
@@ -274,6 +283,23 @@ class Case:
             assert abs(score - wanted) <= limit, f"beams: score {score}, not {wanted}"
         return found, scores
 
+    def check_packed(self, net, used):
+        """Compares the scores of prompts that share a row with the scores of each."""
+        if self.precision != "float32" or self.unstable:
+            return
+        prompts = [prompt[:60] for prompt in self.prompts]
+        wanted = [net(nd.array([one], dtype="int32", ctx=on(0)))[0].asnumpy() for one in prompts]
+        wanted = np.concatenate(wanted)
+        packed = [
+            sum(prompts, []),
+            [i for i, prompt in enumerate(prompts) for _ in prompt],
+            [i for prompt in prompts for i in range(len(prompt))],
+        ]
+        tokens, *places = (nd.array([one], dtype="int32", ctx=on(0)) for one in packed)
+        found = used(tokens, None, None, None, *places)[0].asnumpy()
+        error, limit = np.abs(found - wanted).max(), 1e-3 * max(1, np.abs(wanted).max())
+        assert error <= limit, f"packed rows: error {error}, limit {limit}"
+
     def begin(self, prompt):
         """Returns the tokens before the new ones."""
         return prompt
@@ -285,7 +311,8 @@ class Case:
 
     def check_drawn_beams(self, net):
         """Compares a beam search, which may draw, on one device and on several."""
-        options = {**self.options, "num_beams": self.beams, "return_scores": True}
+        options = {**self.options, **self.beam_options, "num_beams": self.beams}
+        options["return_scores"] = True
         options["stop"] = options.get("stop", [])[:1]  # single tokens
         expected = text.generate(net, self.prompts, **options)
         found = text.generate(self.placed(), self.prompts, **options)
@@ -351,6 +378,9 @@ class T5Case(Case):
             places.update({rf"{name}\.layers\.{i}": on(d) for i, d in enumerate(devices)})
         places.update({"embed": on(self.devices[0]), "head": on(self.decoder_devices[-1])})
         return self.make(place=lambda net: net.place(places, verbose=False))
+
+    def check_packed(self, net, used):
+        """T5 takes no segments."""
 
     def begin(self, prompt):
         return [self.network["start_token"]]
