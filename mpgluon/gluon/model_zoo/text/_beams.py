@@ -8,6 +8,7 @@ import numpy as np
 
 from .... import ndarray as nd
 from ....base import MXNetValueError
+from ._cache import rounded_length
 from ._lanes import keys_of, read_prompts, tails
 from ._steps import BeamStep, programs_of
 
@@ -86,10 +87,7 @@ def beam_search(
 def _history(sequences, more):
     """Returns the tokens of sequences (rows, length), with room for `more`. Repetitions of the
     first token, which do not change the penalty, precede them."""
-    width = 64
-    while width < max(map(len, sequences)) + more:
-        width *= 2
-    found = tails(sequences, width)
+    found = tails(sequences, rounded_length(max(map(len, sequences)) + more))
     first = np.array([one[0] for one in sequences])
     return np.where(found < 0, first[:, None], found)
 

@@ -98,8 +98,8 @@ class Cache:
 
 
 def rounded_length(length: int) -> int:
-    """Returns the number of rows of a cache for sequences of up to `length` tokens: a power of 2,
-    so that few programs are compiled."""
+    """Returns a number of rows for sequences of up to `length` tokens: a power of 2, so that few
+    programs are compiled."""
     rounded = UNIT
     while rounded < length:
         rounded *= 2
