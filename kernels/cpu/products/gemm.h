@@ -6,7 +6,7 @@
  * precision is summed in float32). A row of float64 has the same bits whatever the other rows if A
  * is not transposed, has more than 32 rows, and the processor has fused multiply-add. Neither
  * function uses the device's scratch buffer, so callers may keep data in it. Sizes are not checked,
- * so callers must pass those of existing arrays. */
+ * so callers must pass the sizes of existing arrays. */
 #ifndef KERNELS_CPU_PRODUCTS_GEMM_H
 #define KERNELS_CPU_PRODUCTS_GEMM_H
 
