@@ -147,86 +147,56 @@ def test_continuations_are_drawn_without_replacement():
     assert all(abs(scores[one[0]] - value) < 1e-5 for one, value in zip(found, values))
 
 
+def same_beams(pair, prompt, beams, early, stop, **options):
+    """Compares a beam search with transformers. Returns the tokens, and whether they ended."""
+    torch, model, net = pair
+    with torch.no_grad():
+        expected = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=12,
+            do_sample=False,
+            num_beams=beams,
+            early_stopping=early,
+            eos_token_id=list(stop) or None,
+            pad_token_id=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+    options.update(max_new=12, num_beams=beams, early_stopping=early, stop=stop)
+    found, scores = text.generate(net, [prompt], return_scores=True, **options)
+    new = expected.sequences[0, len(prompt) :].tolist()
+    ends = [i for i, token in enumerate(new) if token in stop]
+    assert found[0] == new[: ends[0] if ends else None], options
+    assert abs(scores[0] - float(expected.sequences_scores[0])) < 1e-4, options
+    return found[0], bool(ends)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_transformers_finds_the_same_beams(tmp_path, seed):
-    torch, model, net = llama_pair(tmp_path, seed)
+    pair = llama_pair(tmp_path, seed)
     prompt = [1, 5, 3, 9, 11, 2 + seed]
-    (likely,) = text.generate(net, [prompt], max_new=12, num_beams=5)
+    (likely,) = text.generate(pair[-1], [prompt], max_new=12, num_beams=5)
     stops = [likely[5]], list(dict.fromkeys([*likely[3:8], 50]))
     ended = 0
     for beams, penalty, early, stop in itertools.product(
         (2, 3, 5), (0.0, 1.0, 2.0, -1.0), (False, True, "never"), stops
     ):
-        with torch.no_grad():
-            expected = model.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=12,
-                do_sample=False,
-                num_beams=beams,
-                length_penalty=penalty,
-                early_stopping=early,
-                eos_token_id=stop,
-                pad_token_id=0,
-                output_scores=True,
-                return_dict_in_generate=True,
-            )
-        new = expected.sequences[0, len(prompt) :].tolist()
-        ends = [i for i, token in enumerate(new) if token in stop]
-        found, scores = text.generate(
-            net,
-            [prompt],
-            max_new=12,
-            num_beams=beams,
-            length_penalty=penalty,
-            early_stopping=early,
-            stop=stop,
-            return_scores=True,
-        )
-        case = (beams, penalty, early, stop)
-        assert found[0] == new[: ends[0] if ends else None], case
-        assert abs(scores[0] - float(expected.sequences_scores[0])) < 1e-4, case
-        ended += bool(ends)
+        ended += same_beams(pair, prompt, beams, early, stop, length_penalty=penalty)[1]
     assert ended > 10
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_transformers_finds_the_same_beams_with_a_penalty(tmp_path, seed):
-    torch, model, net = llama_pair(tmp_path, seed)
-    prompt = [1, 5, 3, 9, 11, 2 + seed]
+    pair = llama_pair(tmp_path, seed)
     plain, changed = {}, 0
-    for beams, penalty, early, ends in itertools.product(
+    for beams, penalty, early, stop in itertools.product(
         (2, 5), (1.0, 0.7, 1.3, 2.0), (False, True), ((), (9, 50))
     ):
-        with torch.no_grad():
-            expected = model.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=12,
-                do_sample=False,
-                num_beams=beams,
-                repetition_penalty=penalty,
-                early_stopping=early,
-                eos_token_id=list(ends) or None,
-                pad_token_id=0,
-                output_scores=True,
-                return_dict_in_generate=True,
-            )
-        new = expected.sequences[0, len(prompt) :].tolist()
-        stops = [i for i, token in enumerate(new) if token in ends]
-        found, scores = text.generate(
-            net,
-            [prompt],
-            max_new=12,
-            num_beams=beams,
-            repetition_penalty=penalty,
-            early_stopping=early,
-            stop=ends,
-            return_scores=True,
-        )
-        case = (beams, penalty, early, ends)
-        assert found[0] == new[: stops[0] if stops else None], case
-        assert abs(scores[0] - float(expected.sequences_scores[0])) < 1e-4, case
-        plain.setdefault((beams, early, ends), found)
-        changed += found != plain[beams, early, ends]
+        options = {"repetition_penalty": penalty}
+        found, _ = same_beams(pair, [1, 5, 3, 9, 11, 2 + seed], beams, early, stop, **options)
+        plain.setdefault((beams, early, stop), found)
+        changed += found != plain[beams, early, stop]
     assert changed > 5
 
 
