@@ -11,16 +11,13 @@ import math
 import os
 import sys
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._core import NotSupportedError, dtype_name, read_rows
 from .._internal.files import Readable, open_regular, replacing
 from ..base import MXNetError, itemsize
-
-if TYPE_CHECKING:
-    pass
 
 _NAMES = {
     "float64": "F64",
