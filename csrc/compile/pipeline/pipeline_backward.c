@@ -202,9 +202,6 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
   if (!run->missed) run->missed = mpg_calloc(run->num_inputs + 1, sizeof *run->missed);
   if (!targets || !results || !needed || !run->missed)
     MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
-  for (uint32_t i = 0; i < run->num_inputs; i++) /* first, because other threads may run */
-    if (mpg_tape_lacks_gradient(run->inputs[i].node))
-      MPG_GOTO(mpg_tape_create_gradient(run->inputs[i].node));
   run->pass = earlier ? earlier->pass : mpg_autograd_new_pass();
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_tape_node *variable = run->inputs[i].node;

@@ -363,6 +363,10 @@ mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
     MPG_GOTO(prepare_micro_batch(run, run->num_micro_batches++, request));
     if (c->graph.num_random > num_random) num_random = c->graph.num_random;
   }
+  /* Before the schedule's bytes are checked. Other threads may run. */
+  for (uint32_t i = 0; run->recording && i < run->num_inputs; i++)
+    if (mpg_tape_lacks_gradient(run->inputs[i].node))
+      MPG_GOTO(mpg_tape_create_gradient(run->inputs[i].node));
   MPG_GOTO(bind_forward(run));
   if (num_random) run->random = mpg_random_next(num_random);
   for (uint32_t k = 0; k < run->num_micro_batches; k++) {

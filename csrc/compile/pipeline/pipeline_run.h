@@ -113,8 +113,8 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *compiled, const mpg_micro_batch_
  * Called after mpg_pipeline_run_check, if that is called. */
 mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *compiled, const mpg_compiled *other);
 
-/* Creates a run with its outputs allocated and nothing queued. Checks that the shapes of the
- * micro-batches fit the inputs. */
+/* Creates a run with its outputs, and the gradients of its inputs, allocated and nothing queued.
+ * Checks that the shapes of the micro-batches fit the inputs. */
 mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request, mpg_pipeline_run **run);
 void mpg_pipeline_run_release(mpg_pipeline_run *run);
 void mpg_pipeline_run_unwatch(mpg_pipeline_run *run); /* removes a watcher */

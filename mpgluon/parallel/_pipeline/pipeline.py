@@ -587,9 +587,6 @@ class PipelinedCall:
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         entry, params = self._entry_of(structure, places, fronts, kinds, rows, recording)
-        for array in params if recording else ():
-            if not array._has_gradient:
-                _ = array.grad  # allocates it before the schedule's bytes are checked
         records, entry.host_records = [*records, *entry.host_records], []
         calls, statistics, taps, steps = self._calls(entry, fronts, kinds, params, rows, recording)
         if self._pipeline.carry and not moved:
