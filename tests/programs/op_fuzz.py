@@ -4,8 +4,8 @@ is a separate program because the defects that it searches for end the process:
     python tests/programs/op_fuzz.py [--seed N] [--first N] [--last N] [--seconds S | --calls N]
     [--ops NAME ...] [--without PARAMETER ...] [--log FILE] [--shrink]     # 60 seconds by default
 
-All ops are called about equally often. Half of the calls are valid calls of `tests/samples` with
-changed parameters, sizes and values, and the others are random. Each call is logged before it runs,
+All ops are called about equally often. Half of the calls are valid calls, of `tests/samples` or of
+the graphs of their gradients, with changed parameters, sizes and values; the others are random. Each call is logged before it runs,
 so the last line of the log is the call that ended the process. A call that takes longer than a
 minute also ends it. The expected result of a hostile call is an error; exceptions of other types
 (SystemError, ...) end the process. The same seed makes the same calls.
@@ -35,6 +35,7 @@ from mpgluon import _core, autograd
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
 from samples.base import all_samples
+from support.traced_calls import traced_calls
 
 HUGE = [1 << 31, 1 << 32, (1 << 53), 1 << 62, (1 << 63) - 1, -(1 << 63), -(1 << 31)]
 INTEGERS = [0, 1, -1, 2, 3, *HUGE]
@@ -183,19 +184,38 @@ def choose_inputs(rng, op, params):
     return inputs
 
 
-def choose_near(rng, op, samples):
+def valid_calls():
+    """Returns the parameters and inputs [(shape, dtype)] of valid calls of each op, hidden ops
+    included."""
+    found = {}
+    for name, samples in all_samples().items():
+        found[name] = [
+            (
+                sample.params or {},
+                [
+                    (one.shape, one.dtype.name) if isinstance(one, np.ndarray) else (one, dtype)
+                    for one in sample.inputs
+                ],
+            )
+            for sample in samples
+            for dtype in sample.dtypes
+        ]
+    sampled = set(found)
+    for call in traced_calls():
+        if call.op not in sampled:
+            found.setdefault(call.op, []).append((dict(call.params), list(call.inputs)))
+    return found
+
+
+def choose_near(rng, op, calls):
     """Returns parameters and inputs [(shape, dtype)] that differ a little from a valid call. Ops
     with many inputs or related parameters reject almost all random calls."""
-    sample = rng.choice(samples)
-    params, known = dict(sample.params or {}), {param["name"]: param for param in op["params"]}
+    given, inputs = rng.choice(calls)
+    params, known = dict(given), {param["name"]: param for param in op["params"]}
     for name in rng.sample(sorted(known), min(len(known), rng.choice([0, 0, 1, 1, 2]))):
         change = hostile if rng.random() < 0.5 else plain
         params[name] = change(rng, known[name])
-    made = rng.choice(sample.dtypes)
-    inputs = [
-        (one.shape, one.dtype.name) if isinstance(one, np.ndarray) else (tuple(one), made)
-        for one in sample.inputs
-    ]
+    inputs = list(inputs)
     sizes = sorted({n for shape, _ in inputs for n in shape})
     if sizes and rng.random() < 0.4:  # the same size changes in all inputs
         old, new = rng.choice(sizes), rng.choice([0, *SIZES])
@@ -356,7 +376,7 @@ def main(arguments=None):
         return shrink(args)
     log = os.open(args.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if args.log else None
     names = [name for name in _core.list_ops() if not args.ops or name in args.ops]
-    samples = all_samples()
+    valid = valid_calls()
     ops = [_core.get_op(name).describe() for name in names]
     for device in DEVICES:
         mx.context.set_memory_limit(device, 1 << 28)
@@ -371,9 +391,9 @@ def main(arguments=None):
         rng = random.Random(args.seed * 1000003 + number)
         numbers = np.random.default_rng(rng.getrandbits(32))
         inputs = None
-        near = op["name"] in samples and rng.random() < 0.5
+        near = op["name"] in valid and rng.random() < 0.5
         if near:
-            params, inputs = choose_near(rng, op, samples[op["name"]])
+            params, inputs = choose_near(rng, op, valid[op["name"]])
         else:
             params = choose_params(rng, op)
         text = f"{op['name']} seed {args.seed} number {number} params {params}".encode()

@@ -44,11 +44,12 @@ mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
 
 mpg_status mpg_infer_sync_batch_norm(mpg_infer *infer) { return infer_channels(infer, 1); }
 
-/* Common inference of all backward ops in this file. The outputs are the gradients of data, gamma
- * and beta, where beta has the desc of gamma. */
-static mpg_status infer_backward(mpg_infer *infer) {
+/* Common inference of all backward ops in this file, whose gamma has the dtype `gamma`. The outputs
+ * are the gradients of data, gamma and beta, where beta has the desc of gamma. */
+static mpg_status infer_backward(mpg_infer *infer, mpg_dtype gamma) {
   if (infer->inputs[1].shape.ndim < 0 || infer->inputs[2].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
+  MPG_TRY(mpg_infer_expect_dtype(infer, 2, gamma));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &infer->inputs[1].shape));
   mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
   mpg_infer_set(infer, 1, &infer->inputs[2].shape, infer->inputs[2].dtype);
@@ -56,11 +57,19 @@ static mpg_status infer_backward(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* Infers the gradient of BatchNorm and its variants, whose parameters and statistics have the dtype
+ * of sums. */
+static mpg_status infer_channels_backward(mpg_infer *infer) {
+  mpg_dtype statistics = mpg_dtype_of_sums(infer->inputs[1].dtype);
+  for (int i = 3; i <= 4; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, statistics));
+  return infer_backward(infer, statistics);
+}
+
 mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) {
   const mpg_batch_norm_backward_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[1].shape;
   int axis;
-  MPG_TRY(infer_backward(infer));
+  MPG_TRY(infer_channels_backward(infer));
   if (!mpg_shape_known(data)) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(p->axis, data->ndim, infer->op->name, &axis));
   return expect_vectors(infer, 2, 4, data->dims[axis]);
@@ -80,7 +89,7 @@ mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) {
   const mpg_layer_norm_backward_params *p = infer->params;
   mpg_shape moments = infer->inputs[1].shape;
   int axis;
-  MPG_TRY(infer_backward(infer));
+  MPG_TRY(infer_backward(infer, infer->inputs[1].dtype));
   if (!mpg_shape_known(&moments)) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(p->axis, moments.ndim, infer->op->name, &axis));
   MPG_TRY(expect_vectors(infer, 2, 2, moments.dims[axis]));
@@ -90,7 +99,7 @@ mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) {
 
 mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
   const mpg_shape *data = &infer->inputs[1].shape, *gamma = &infer->inputs[2].shape;
-  MPG_TRY(infer_backward(infer));
+  MPG_TRY(infer_backward(infer, infer->inputs[1].dtype));
   if (!mpg_shape_known(data) || !mpg_shape_known(gamma)) return MPG_OK;
   if (data->ndim < 2 || gamma->ndim != 1 || gamma->dims[0] == 0 || data->dims[1] % gamma->dims[0])
     return mpg_infer_fail(infer,
@@ -183,7 +192,7 @@ mpg_status mpg_infer_batch_norm_relu(mpg_infer *infer) {
 
 mpg_status mpg_infer_batch_norm_relu_backward(mpg_infer *infer) {
   const mpg_desc *data = &infer->inputs[1];
-  MPG_TRY(infer_backward(infer));
+  MPG_TRY(infer_channels_backward(infer));
   MPG_TRY(mpg_infer_expect_dtype(infer, 5, MPG_UINT8));
   if (infer->num_outputs == 4) infer->outputs[3].dtype = data->dtype;
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
