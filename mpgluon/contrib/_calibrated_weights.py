@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .. import _core, autograd, ndarray as nd
+from .._internal.ranks.own_arrays import brought_to_all
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import nn
@@ -98,6 +99,11 @@ def _run(
     finally:
         for handle in handles:
             handle.detach()
+
+
+def _values_of(array: nd.NDArray) -> np.ndarray:
+    """Returns the values of an array. All ranks call it if the array's device names a rank."""
+    return brought_to_all(array).asnumpy()
 
 
 def _rows(layer: nn.Dense, x: nd.NDArray) -> nd.NDArray:
@@ -185,12 +191,12 @@ def gptq(task: Task, use_order: bool) -> None:
         last = parts[number + 1][0][0] if number + 1 < len(parts) else None
         _run(net, calls, [layers[0] for layers in part], take, last)
         for layers in part:
-            device = grams[layers[0]].context
-            gram = grams.pop(layers[0]).asnumpy().astype(np.float64)
+            own = brought_to_all(grams.pop(layers[0]))
+            device, gram = own.context, own.asnumpy().astype(np.float64)
             if not np.isfinite(gram).all():
                 raise ValueError(f"{who}: the inputs of '{paths[layers[0]]}' are not finite")
             for layer in layers:
-                weight = layer.weight.reduced().astype("float32").asnumpy()
+                weight = _values_of(layer.weight.reduced().astype("float32"))
                 group = groups[paths[layer]] or weight.shape[1]
                 options = format, group, use_zeros, use_order
                 replace(layer, _compensated(weight, gram, device, *options))
@@ -350,13 +356,13 @@ class _Values:
         """Returns a value in the dtype of the parameter."""
         array = param.reduced()
         for function in self._changes.get(param, ()):
-            new = function(array.astype("float32").asnumpy())
+            new = function(_values_of(array.astype("float32")))
             array = nd.array(new, ctx=cpu(0), dtype="float32").astype(param.dtype)
         return array
 
     def __getitem__(self, param: Any) -> np.ndarray:
         """Returns a value as float32."""
-        return self.stored(param).astype("float32").asnumpy()
+        return _values_of(self.stored(param).astype("float32"))
 
     def changed(self) -> list[Any]:
         """Returns the changed parameters."""
@@ -387,7 +393,7 @@ def awq(task: Task, undo: contextlib.ExitStack) -> None:
 
     _run(net, calls, dict.fromkeys(first.values()), take)
     x = {layer: nd.concat(*samples[own], dim=0) for layer, own in first.items()}
-    size = {layer: (means[own][0] / means[own][1]).asnumpy() for layer, own in first.items()}
+    size = {layer: _values_of(means[own][0] / means[own][1]) for layer, own in first.items()}
     options = {layer: (format, groups[path], use_zeros) for layer, path in paths.items()}
     values = _Values()
     for fold in _folds(net):
@@ -474,7 +480,7 @@ def _best_scale(fold, values, x, size, options):
         for layer, weight in zip(fold.layers, weights):
             change = weight - _rounded(weight * each, *options[layer]) / each
             product = nd.dot(x[layer], nd.array(change, ctx=x[layer].context), transpose_b=True)
-            error += float(product.square().sum().asscalar())
+            error += float(brought_to_all(product.square().sum()).asscalar())
         if least is None or error < least:
             best, least = (scale if exponent else None), error
     return best
@@ -501,7 +507,7 @@ def _clipped(weight, x, format, group, use_zeros):
     def errors(candidate):
         change = (weight - _rounded(candidate, format, group, use_zeros)).reshape(shape)
         change = nd.array(change.transpose(1, 0, 2), ctx=x.context)
-        return (nd.batch_dot(change, grams) * change).sum(axis=2).asnumpy().T
+        return _values_of((nd.batch_dot(change, grams) * change).sum(axis=2)).T
 
     best, least = weight.reshape(shape).copy(), errors(weight)
     largest = np.abs(best).max(axis=2, keepdims=True)

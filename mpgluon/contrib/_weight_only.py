@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
+from .._internal.ranks.own_arrays import brought_to_all
 from ..gluon._packing.weights import check_format, group_of, quantize_array, selected
 from ..gluon._tree import adapters_of
 from ..gluon.block import Block
@@ -45,8 +46,9 @@ def quantize_weights(
 
     The layers of `nn.MultiHeadAttention`, `nn.GatedMLP` and other blocks are replaced as well.
     Embeddings, the experts of `nn.MoE`, and layers that share their weight with another block (a
-    tied head), stay as they are. Each layer is rounded on the device on which it is placed. The
-    network then needs a new Trainer, because the old one holds the replaced parameters.
+    tied head), stay as they are. The new layers are on the devices of the old ones. On devices that
+    name ranks, all ranks call this function and round all layers. The network then needs a new
+    Trainer, because the old one holds the replaced parameters.
 
     Parameters
     ----------
@@ -148,7 +150,7 @@ def _checked(who, path, layer, format, group):
             f"{who}: the weight of '{path}' is not initialized; initialize the network and run one "
             "batch first"
         )
-    if not nd.all_finite(weight.reduced()).asscalar():
+    if not brought_to_all(nd.all_finite(weight.reduced())).asscalar():
         raise ValueError(
             f"{who}: the weight of '{path}' has infinite numbers or NaN, which have no scale; skip "
             "this layer"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
+from ..._internal.ranks.own_arrays import brought_to_all
 from .. import nn
 from .._tree import users_of, walk
 from ..nn.quantized_layers import GROUPED
@@ -38,7 +39,8 @@ def quantize_array(
     Parameters
     ----------
     weight : NDArray
-        A matrix (units, in_units) of floats. float64 is rounded to float32 first.
+        A matrix (units, in_units) of floats. float64 is rounded to float32 first. If its device
+        names a rank, all ranks call this function.
     format : {'int8', 'int4', 'nf4', 'q8_0', 'q4_0', 'q4_k', 'q6_k'}
         See ``nd.contrib.quantized_dot``.
     group : int, default 0
@@ -79,7 +81,7 @@ def quantize_array(
         raise ValueError(f"{who}: group must divide in_units ({columns}), not {group}")
     if use_zeros and format != "int4":
         raise ValueError(f"{who}: only 'int4' has zeros, not {format!r}")
-    values = weight.asnumpy()
+    values = brought_to_all(weight).asnumpy()
     parts: list[tuple[Any, ...]] = []
     step = max(1, _CHUNK // columns)
     for start in range(0, rows, step):

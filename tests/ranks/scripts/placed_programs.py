@@ -164,3 +164,19 @@ for schedule in ("gpipe", "1f1b"):
         return kept + values(net)
 
     PROGRAMS[f"host_steps_{schedule}"] = host_steps
+
+
+for method in ("rtn", "gptq", "awq"):
+
+    def packed_weights(devices, method=method):
+        net = nn.HybridSequential()
+        for _ in range(2):
+            net.add(nn.GatedMLP(16, 32, in_units=16), nn.LayerNorm(in_channels=16))
+        net.initialize(mx.init.Xavier(), ctx=devices[0])
+        net.place({"[01]": devices[0], "[23]": devices[1]})
+        data = None if method == "rtn" else [inputs(0, (12, 16), devices[0])]
+        mx.contrib.quantization.quantize_weights(net, "int4", method=method, data=data)
+        net.hybridize()
+        return [net(inputs(1, (3, 16), devices[0])), *values(net)]
+
+    PROGRAMS[f"packed_weights_{method}"] = packed_weights
