@@ -5,10 +5,11 @@ is a separate program because the defects that it searches for end the process:
     [--ops NAME ...] [--without PARAMETER ...] [--log FILE] [--shrink]     # 60 seconds by default
 
 All ops are called about equally often. Half of the calls are valid calls, of `tests/samples` or of
-the graphs of their gradients, with changed parameters, sizes and values; the others are random. Each call is logged before it runs,
-so the last line of the log is the call that ended the process. A call that takes longer than a
-minute also ends it. The expected result of a hostile call is an error; exceptions of other types
-(SystemError, ...) end the process. The same seed makes the same calls.
+the graphs of their gradients, with changed parameters, sizes and values; the others are random.
+Each call is logged before it runs, so the last line of the log is the call that ended the process.
+A call that takes longer than a minute also ends it. The expected result of a hostile call is an
+error; exceptions of other types (SystemError, ...) end the process. The same seed makes the same
+calls.
 
 With `--shrink` the calls run in a subprocess. If it ends with an error, a minimized set of calls
 and parameters is printed with the command that reproduces it.
