@@ -1,5 +1,5 @@
 """Calls of ops in the compiled graphs of all samples and their gradients. They include hidden ops,
-most of which have no samples."""
+which mostly have no samples."""
 
 import os
 import re
