@@ -26,6 +26,7 @@ typedef struct mpg_array {
   /* True if compiled calls rely on the tensor and node, so mpg_array_changed must be called when
    * either is replaced. */
   bool bound;
+  bool numpy;       /* an array of mx.np, whose ops follow NumPy (mpg_op_is_numpy) */
   mpg_trace *trace; /* owned reference while traced, else NULL */
   mpg_value value;  /* value of the array in the traced graph */
 } mpg_array;
@@ -38,7 +39,7 @@ void mpg_array_clear(mpg_array *array);
 static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
   for (size_t i = 0; arrays && i < count; i++) mpg_array_clear(&arrays[i]);
 }
-/* Sets *target to a new reference to the tensor, node and trace of `source`. */
+/* Sets *target to a new reference to the tensor, node and trace of `source`, of the same kind. */
 void mpg_array_copy(mpg_array *target, const mpg_array *source);
 /* Returns the number of times that the tensor or node of any bound array has been replaced. */
 uint64_t mpg_array_changes(void);

@@ -18,13 +18,14 @@ bool mpg_autograd_set_training(bool on);
  * value. */
 bool mpg_autograd_set_uncast(bool on);
 
-/* Calls an op. If the call belongs to a trace (trace.h), emits the op into the trace's graph.
- * Otherwise runs the op and, while recording, puts it on the tape. `inputs` are borrowed.
- * `outputs` has num_visible empty structs; the call fills them and the caller owns the results.
- * `out` is NULL or holds num_visible arrays to write into; `outputs` is then unused. `out` is not
- * allowed in a trace. While recording, an array in `out` must not be on the tape (MXNet's rule); a
- * variable is allowed if no input is on the tape. Ops with MPG_OP_CREATES take their device from
- * params. */
+/* Calls an op, in the dialect of its inputs (mpg_op_is_numpy): inputs of different kinds are an
+ * error, and so are inputs of mx.nd if `op` is a NumPy descriptor. If the call belongs to a trace
+ * (trace.h), emits the op into the trace's graph. Otherwise runs the op and, while recording, puts
+ * it on the tape. `inputs` are borrowed. `outputs` has num_visible empty structs; the call fills
+ * them and the caller owns the results. `out` is NULL or holds num_visible arrays to write into;
+ * `outputs` is then unused. `out` is not allowed in a trace. While recording, an array in `out`
+ * must not be on the tape (MXNet's rule); a variable is allowed if no input is on the tape. Ops
+ * with MPG_OP_CREATES take their device from params. */
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *outputs, int num_visible, mpg_array *const *out);
 /* Same as mpg_call. If `separate`, the result has its own memory even if the op (such as reshape)
@@ -35,6 +36,9 @@ mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *i
 /* Sets *target (empty) to an array that shares the source's tensor but is not on the tape. For a
  * traced array, emits the op `_detach`. */
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
+/* Sets *target (empty) to the source as an array of mx.np, or of mx.nd if not `numpy`, with the
+ * same contents and position on the tape. */
+mpg_status mpg_array_as(mpg_array *target, const mpg_array *source, bool numpy);
 /* Returns the number of visible outputs of a call. */
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs);
 

@@ -175,11 +175,13 @@ static mpg_value given(const mpg_graph *graph, mpg_value value) {
 
 /* Sets the arrays of the graph inputs that hold the caller's head gradients. */
 static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
-  for (int i = 0; i < list->count; i++)
-    if (list->gradients && list->gradients[i])
-      mpg_array_copy(&pass->arrays[mpg_value_index(&pass->graph,
-                                                   given(&pass->graph, list->gradient_values[i]))],
-                     list->gradients[i]);
+  for (int i = 0; i < list->count; i++) {
+    if (!list->gradients || !list->gradients[i]) continue;
+    mpg_value value = given(&pass->graph, list->gradient_values[i]);
+    mpg_array *array = &pass->arrays[mpg_value_index(&pass->graph, value)];
+    mpg_array_copy(array, list->gradients[i]);
+    array->numpy = false; /* backward passes compute with arrays of mx.nd */
+  }
 }
 
 /* Sets *missed if a parameter set was collected as one value but the gradient of a call does not
@@ -378,7 +380,9 @@ static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *cons
   for (int i = 0; i < num_variables && status == MPG_OK; i++) {
     uint32_t value = mpg_value_index(&pass->graph, results[i]);
     if (!pass->arrays[value].tensor.storage) status = mpg_backward_pass_fill_zero(pass, value);
-    if (status == MPG_OK) mpg_array_copy(&gradients[i], &pass->arrays[value]);
+    if (status != MPG_OK) break;
+    mpg_array_copy(&gradients[i], &pass->arrays[value]);
+    gradients[i].numpy = variables[i]->numpy;
   }
   clear_arrays(pass, pass->graph.num_values);
   for (int i = 0; i < num_variables && create_graph && status == MPG_OK; i++)

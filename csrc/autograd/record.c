@@ -8,6 +8,7 @@
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
+#include "op/precision/promotion.h"
 #include "op/placement.h"
 #include "op/precision/precision.h"
 
@@ -121,7 +122,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   }
   MPG_GOTO(mpg_invoke(call));
   if (!out) {
-    for (int i = 0; i < num_visible; i++) outputs[i] = (mpg_array){.tensor = results[i]};
+    for (int i = 0; i < num_visible; i++)
+      outputs[i] = (mpg_array){.tensor = results[i], .numpy = mpg_op_is_numpy(op)};
     for (int i = 0; i < num_visible; i++) pointers[i] = &outputs[i];
   }
   if (node) end_record(node, call, out ? out : pointers, num_visible);
@@ -149,6 +151,59 @@ mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *cons
                          .steps = mpg_mode.steps,
                          .device = device};
   return run_and_record(&call, inputs, outputs, num_outputs, NULL, mpg_mode.recording);
+}
+
+/* Fails if a call has arrays of both kinds, or an array that the op's dialect doesn't take. */
+static __attribute__((noinline, cold)) mpg_status fail_kinds(const mpg_op *op,
+                                                             mpg_array *const *inputs,
+                                                             int num_inputs) {
+  char name[64];
+  bool numpy = mpg_op_is_numpy(op) || inputs[0]->numpy;
+  int odd = 0;
+  while (odd < num_inputs - 1 && inputs[odd]->numpy == numpy) odd++;
+  return mpg_fail(MPG_TYPE_ERROR, "%s: %s is an array of %s, but %s of %s; convert it with %s()",
+                  op->name, mpg_op_input_name(op, odd, name, sizeof name),
+                  numpy ? "mx.nd" : "mx.np",
+                  mpg_op_is_numpy(op) ? "the function is" : "the others are",
+                  numpy ? "mx.np" : "mx.nd", numpy ? "as_np_ndarray" : "as_nd_ndarray");
+}
+
+/* Replaces *op by the op in the dialect of its inputs. */
+static inline mpg_status choose_dialect(const mpg_op **op, mpg_array *const *inputs,
+                                        int num_inputs) {
+  if (num_inputs == 0) return MPG_OK;
+  unsigned any = 0, all = 1;
+  for (int i = 0; i < num_inputs; i++) {
+    any |= inputs[i]->numpy;
+    all &= inputs[i]->numpy;
+  }
+  if (__builtin_expect(any == 0 && !mpg_op_is_numpy(*op), 1)) return MPG_OK;
+  if (!all) return fail_kinds(*op, inputs, num_inputs);
+  *op = (*op)->numpy;
+  return MPG_OK;
+}
+
+/* Casts the inputs of an op that promotes dtypes, and calls it. */
+static mpg_status call_promoted(mpg_trace *trace, const mpg_op *op, const void *params,
+                                mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                                int num_visible, mpg_array *const *out, bool separate,
+                                mpg_dtype dtype) {
+  enum { MOST = 2 };
+  const mpg_cast_params cast = {.dtype = dtype};
+  mpg_array made[MOST] = {{.numpy = true}, {.numpy = true}}, *all[MOST];
+  mpg_status status = MPG_OK;
+  MPG_ASSERT(num_inputs <= MOST);
+  for (int i = 0; i < num_inputs; i++) {
+    all[i] = inputs[i];
+    if (mpg_array_desc(inputs[i])->dtype == dtype) continue;
+    all[i] = &made[i];
+    MPG_GOTO(mpg_call_in(trace, mpg_op_get(MPG_OP_Cast)->numpy, &cast, &inputs[i], 1, &made[i], 1,
+                         NULL, false));
+  }
+  status = mpg_call_in(trace, op, params, all, num_inputs, outputs, num_visible, out, separate);
+fail:
+  mpg_array_clear_all(made, MOST);
+  return status;
 }
 
 /* Returns the trace that a call belongs to, or NULL if the call runs eagerly. `trace` is the active
@@ -233,7 +288,17 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate) {
+  MPG_TRY(choose_dialect(&op, inputs, num_inputs));
   mpg_trace *trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
+  if (__builtin_expect(mpg_op_promotes(op), 0) && num_inputs > 0) {
+    mpg_dtype first = mpg_array_desc(inputs[0])->dtype,
+              last = mpg_array_desc(inputs[num_inputs - 1])->dtype,
+              dtype = mpg_promotion_target(op, first, last);
+    op = mpg_op_get(mpg_promoted_op(op, dtype))->numpy;
+    if (dtype != first || dtype != last)
+      return call_promoted(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
+                           separate, dtype);
+  }
   if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);
@@ -257,7 +322,20 @@ mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source) {
     mpg_array *input = (mpg_array *)source;
     return mpg_call(mpg_op_get(MPG_OP__detach), NULL, &input, 1, target, 1, NULL);
   }
-  *target = (mpg_array){.tensor = source->tensor};
+  *target = (mpg_array){.tensor = source->tensor, .numpy = source->numpy};
   mpg_tensor_retain(&target->tensor);
+  return MPG_OK;
+}
+
+mpg_status mpg_array_as(mpg_array *target, const mpg_array *source, bool numpy) {
+  if (source->trace && source->numpy != numpy) {
+    const mpg_op *op = mpg_op_in(mpg_op_get(MPG_OP__reshape_exact), numpy);
+    const mpg_exact_shape_params params = {.shape = mpg_shape_tuple(&source->tensor.desc.shape)};
+    mpg_array *input = (mpg_array *)source;
+    return mpg_call_in(find_trace(mpg_mode.trace, op, &input, 1), op, &params, &input, 1, target, 1,
+                       NULL, false);
+  }
+  mpg_array_copy(target, source);
+  target->numpy = numpy;
   return MPG_OK;
 }

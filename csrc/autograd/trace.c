@@ -45,8 +45,10 @@ static mpg_status count_values(mpg_trace *trace) {
 }
 
 static void fill(mpg_trace *trace, mpg_value value, mpg_array *array) {
-  *array = (mpg_array){
-      .tensor = {.desc = mpg_graph_at(&trace->graph, value)->desc}, .trace = trace, .value = value};
+  *array = (mpg_array){.tensor = {.desc = mpg_graph_at(&trace->graph, value)->desc},
+                       .numpy = mpg_node_is_numpy(&trace->graph.nodes[value.node]),
+                       .trace = trace,
+                       .value = value};
   trace->references++;
   trace->live[mpg_value_index(&trace->graph, value)]++;
 }
@@ -56,10 +58,11 @@ static bool is_around(const mpg_trace *outer, const mpg_trace *trace) {
   return trace != NULL;
 }
 
-mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device,
+mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, bool numpy,
                            mpg_array *array) {
   mpg_value value;
   MPG_TRY(mpg_graph_input(&trace->graph, desc, device, &value));
+  trace->graph.nodes[value.node].numpy = numpy;
   return mpg_trace_array(trace, value, array);
 }
 
@@ -85,7 +88,7 @@ static bool is_same(const mpg_trace_constant *constant, const mpg_array *array) 
          known->tensor.offset == array->tensor.offset &&
          known->tensor.desc.dtype == array->tensor.desc.dtype &&
          mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) &&
-         known->node == array->node &&
+         known->node == array->node && known->numpy == array->numpy &&
          (!constant->saved.storage || constant->saved.version == array->tensor.storage->version);
 }
 
@@ -110,6 +113,7 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   MPG_TRY(mpg_grow((void **)&trace->constants, &trace->constants_capacity, trace->num_constants + 1,
                    sizeof *trace->constants));
   MPG_TRY(mpg_graph_input(&trace->graph, &array->tensor.desc, mpg_array_device_id(array), value));
+  trace->graph.nodes[value->node].numpy = array->numpy;
   mpg_trace_constant *constant = &trace->constants[trace->num_constants++];
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
@@ -204,8 +208,9 @@ mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value) {
   const mpg_node *node = &trace->graph.nodes[value->node];
   if (!mpg_trace_paused(trace) || !node->num_inputs || mpg_node_flag(node, MPG_OP_DETACHES))
     return MPG_OK;
-  return mpg_graph_emit(&trace->graph, mpg_op_get(MPG_OP__detach), NULL, value, 1, MPG_NO_VALUE,
-                        value);
+  return mpg_graph_emit(&trace->graph,
+                        mpg_op_in(mpg_op_get(MPG_OP__detach), mpg_node_is_numpy(node)), NULL, value,
+                        1, MPG_NO_VALUE, value);
 }
 
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params,

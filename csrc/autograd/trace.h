@@ -59,8 +59,9 @@ mpg_trace *mpg_trace_active(void); /* borrowed, or NULL */
 /* Makes `trace` (or NULL) the active one and returns the previous one. */
 mpg_trace *mpg_trace_swap(mpg_trace *trace);
 
-/* Adds an input to the graph and fills *array (empty) with a traced array for it. */
-mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device,
+/* Adds an input to the graph and fills *array (empty) with a traced array for it, which is one of
+ * mx.np if `numpy`. */
+mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, bool numpy,
                            mpg_array *array);
 /* Fills *array (empty) with a new traced array for a value of the graph. */
 mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);

@@ -5,7 +5,7 @@
 
 static bool input_fits(const mpg_signature_input *input, const mpg_array *array, bool recording) {
   const mpg_tensor *tensor = &array->tensor;
-  return input->wanted == (recording && mpg_cache_wants(array)) &&
+  return input->wanted == (recording && mpg_cache_wants(array)) && input->numpy == array->numpy &&
          input->device == mpg_tensor_device(tensor) && input->desc.dtype == tensor->desc.dtype &&
          mpg_shape_equal(&input->desc.shape, &tensor->desc.shape);
 }
@@ -58,7 +58,7 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
   for (uint32_t i = 0; i < num_inputs; i++) {
     const mpg_array *input = mpg_inputs_at(inputs, i);
     signature[i] = (mpg_signature_input){input->tensor.desc, mpg_tensor_device(&input->tensor),
-                                         recording && mpg_cache_wants(input)};
+                                         recording && mpg_cache_wants(input), input->numpy};
   }
   uint32_t place = cache->count;
   if (place < MPG_CACHE_LIMIT) {

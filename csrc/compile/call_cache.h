@@ -1,7 +1,7 @@
 /* LRU cache that maps the signatures of one compiled function to its compiled calls. A signature
- * consists of the inputs' shapes, dtypes and devices, the train and recording modes, and the set of
- * inputs that need gradients. The cache has at most MPG_CACHE_LIMIT entries. Ownership: the cache
- * owns its entries. Threads: callers hold the host lock. */
+ * consists of the inputs' shapes, dtypes, devices and kinds, the train and recording modes, and the
+ * set of inputs that need gradients. The cache has at most MPG_CACHE_LIMIT entries. Ownership: the
+ * cache owns its entries. Threads: callers hold the host lock. */
 #ifndef MPG_COMPILE_CALL_CACHE_H
 #define MPG_COMPILE_CALL_CACHE_H
 
@@ -12,7 +12,7 @@ enum { MPG_CACHE_LIMIT = 64 };
 typedef struct mpg_signature_input {
   mpg_desc desc;
   mpg_device *device;
-  bool wanted;
+  bool wanted, numpy;
 } mpg_signature_input;
 
 typedef struct mpg_cache_entry {

@@ -61,7 +61,8 @@ static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
   return MPG_OK;
 }
 
-static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
+static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values,
+                               mpg_array *const *outputs) {
   c->outputs = mpg_calloc(c->num_outputs + 1, sizeof *c->outputs);
   c->results = mpg_malloc((c->num_outputs + 1) * sizeof *c->results);
   c->external = mpg_malloc((c->graph.num_values + 1) * sizeof *c->external);
@@ -83,7 +84,8 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
     mpg_compiled_output *output = &c->outputs[i];
     *output = (mpg_compiled_output){.external = *external,
                                     .input = MPG_NO_BASE,
-                                    .desc = mpg_graph_at(&c->graph, values[i])->desc};
+                                    .desc = mpg_graph_at(&c->graph, values[i])->desc,
+                                    .numpy = outputs[i]->numpy};
     while (!mpg_value_equal(traced[output->same], traced[i])) output->same++;
     for (uint32_t k = 0; k < c->num_inputs; k++)
       if (mpg_value_equal(c->inputs[k], traced[i])) output->input = k;
@@ -697,7 +699,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   if (!c->recording && c->stages == MPG_STAGES_NONE && !options->lean)
     MPG_GOTO(mpg_compiled_make_invariants(c));
-  MPG_GOTO(take_outputs(c, c->graph.outputs));
+  MPG_GOTO(take_outputs(c, c->graph.outputs, outputs));
   MPG_GOTO(make_all(c, options->budget));
   *compiled = c;
   c = NULL;

@@ -109,7 +109,8 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
     if (!change) continue;
     mpg_array next = {.tensor = {array->tensor.storage, array->tensor.offset + ahead, tensor->desc},
                       .node = mpg_tape_retain(node),
-                      .output = array->output};
+                      .output = array->output,
+                      .numpy = constant->numpy};
     mpg_tensor_retain(&next.tensor);
     mpg_array former = *constant;
     *constant = next;

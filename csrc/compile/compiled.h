@@ -94,6 +94,7 @@ typedef struct mpg_compiled_output {
    * MPG_NO_BASE if none. */
   uint32_t input;
   mpg_desc desc;
+  bool numpy; /* an array of mx.np */
 } mpg_compiled_output;
 
 typedef struct mpg_compiled_backward {

@@ -568,7 +568,8 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
                                        .steps = mpg_autograd_steps(),
                                        .origin = space.origin}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {
-    outputs[i] = (mpg_array){.tensor = *external_at(&space, c->outputs[i].external)};
+    outputs[i] = (mpg_array){.tensor = *external_at(&space, c->outputs[i].external),
+                             .numpy = c->outputs[i].numpy};
     outputs[i].tensor.desc = c->outputs[i].desc;
     mpg_tensor_retain(&outputs[i].tensor);
   }

@@ -29,6 +29,7 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
     if (mpg_has_value(known[id])) continue;
     MPG_TRY(mpg_graph_input(&function->graph, &graph->values[id].desc, graph->values[id].device,
                             &known[id]));
+    function->graph.nodes[known[id].node].numpy = mpg_node_is_numpy(&graph->nodes[inputs[i].node]);
     MPG_TRY(add(&function->inputs, &function->inputs_capacity, &function->input_ids,
                 &function->input_ids_capacity, &function->num_inputs, known[id], id));
   }

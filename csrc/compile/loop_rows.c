@@ -45,7 +45,7 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
     return MPG_OK;
   }
   mpg_desc row = whole->tensor.desc;
-  if (row.shape.ndim > 1) { /* rows of a vector have the shape (1,) */
+  if (row.shape.ndim > 1 || whole->numpy) { /* rows of a vector have the shape (1,) in mx.nd */
     row.shape.ndim--;
     memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1,
             (size_t)row.shape.ndim * sizeof *row.shape.dims);
@@ -55,7 +55,8 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   size_t bytes = mpg_desc_bytes(&row);
   for (int64_t i = 0; i < count; i++) {
     slices[i] = (mpg_array){
-        .tensor = {whole->tensor.storage, whole->tensor.offset + (size_t)i * bytes, row}};
+        .tensor = {whole->tensor.storage, whole->tensor.offset + (size_t)i * bytes, row},
+        .numpy = whole->numpy};
     mpg_tensor_retain(&slices[i].tensor);
   }
   return MPG_OK;

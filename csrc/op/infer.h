@@ -38,6 +38,11 @@ static inline bool mpg_infer_begin(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   return mpg_shape_known(&infer->inputs[0].shape);
 }
+/* Gives a result of `op` without dimensions the shape (1,), as in MXNet, unless the op is NumPy's.
+ */
+static inline void mpg_lift(const mpg_op *op, mpg_shape *shape) {
+  if (shape->ndim == 0 && !mpg_op_is_numpy(op)) *shape = (mpg_shape){.ndim = 1, .dims = {1}};
+}
 /* Requires inputs[input].dtype to equal `dtype`, and sets it if it is unknown. */
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires inputs[input].shape to match `shape`, and sets its unknown sizes. */

@@ -127,7 +127,7 @@ static mpg_status check_failures(const mpg_invocation *inv) {
 static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
                         const mpg_desc *outputs, bool written_inputs) {
   if (!mpg_device_runs_inline(device)) return false;
-  uint32_t flags = inv->op->flags;
+  mpg_op_flags flags = inv->op->flags;
   if ((flags & MPG_OP_HEAVY) && !(flags & MPG_OP_TINY_INLINE)) return false;
   int64_t elements = 0;
   for (int i = 0; i < inv->num_inputs; i++) elements += mpg_shape_size(&inv->inputs[i].desc.shape);

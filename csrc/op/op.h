@@ -205,88 +205,94 @@ struct mpg_batching;
 typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
 /* Traits of an op. */
-typedef enum mpg_op_flags {
-  MPG_OP_PLAIN = 0,
-  /* Output 0 may overwrite input 0, or any input with the same number of bytes, because element i
-   * of the output depends only on element i of each input. In an update of num_weights weights,
-   * this holds for every output. */
-  MPG_OP_INPLACE = 1 << 0,
-  /* Never runs inline, because the cost grows faster than the size of the arrays, or because the
-   * kernel uses a library's threads. */
-  MPG_OP_HEAVY = 1 << 1,
-  /* Draws random numbers and consumes one call number. */
-  MPG_OP_RANDOM = 1 << 2,
-  /* Copies between devices. params->ctx names the output's device; the input may be on another
-   * device. */
-  MPG_OP_COPY = 1 << 3,
-  /* Has no inputs; params->ctx names the device. */
-  MPG_OP_CREATES = 1 << 4,
-  /* Behaves differently in train mode. */
-  MPG_OP_TRAIN = 1 << 5,
-  /* Output 0 has the same bytes as input 0, so no kernel runs if the two can share memory. */
-  MPG_OP_VIEW = 1 << 6,
-  /* Used only by gradients or by the compiler; not exported to mx.nd. */
-  MPG_OP_HIDDEN = 1 << 7,
-  /* Output shapes depend on the contents of inputs, so the host waits for them (boolean_mask). */
-  MPG_OP_DYNAMIC = 1 << 8,
-  /* Reads the shape and dtype of its inputs, never their contents (zeros_like). */
-  MPG_OP_SHAPE_ONLY = 1 << 9,
-  /* A HEAVY op with a single-threaded loop for at most MPG_TINY_ELEMENTS elements in all arrays
-   * together. A call of that size may run inline. */
-  MPG_OP_TINY_INLINE = 1 << 10,
-  /* Arrays are on several devices, which params->input_devices and params->output_devices name
-   * (op/array/collective.h). Runs on the device of its first input. */
-  MPG_OP_SPANS = 1 << 11,
-  /* Returns its input, but its gradient is not the identity (BlockGrad). Rewrites must not remove
-   * it. */
-  MPG_OP_GRADIENT_ONLY = 1 << 12,
-  /* Stops gradients: the result is not recorded on the tape. */
-  MPG_OP_DETACHES = 1 << 13,
-  /* In train mode without use_global_stats, reads its states (BatchNorm's moving averages) only to
-   * update them, so the outputs do not depend on them. */
-  MPG_OP_STATISTICS = 1 << 14,
-  /* The input gradient does not depend on the output gradient. Backward can therefore start at
-   * this op without an output gradient, and does so if a head depends on the op's output. */
-  MPG_OP_LOSS = 1 << 15,
-  /* A cast that automatic mixed precision inserts. */
-  MPG_OP_AMP_CAST = 1 << 16,
-  /* Packs a weight into the layout of a kernel. The packed weight is always hoisted out of loops,
-   * regardless of its size. */
-  MPG_OP_PACKS = 1 << 17,
-  /* An elementwise map for fusion: element i of each output depends only on element i of the
-   * (broadcast) inputs. */
-  MPG_OP_MAP = 1 << 18,
-  /* A MAP, but only if all arrays have the same shape. */
-  MPG_OP_MAP_ONE_SHAPE = 1 << 19,
-  /* A MAP, but only if it has one input and one output. */
-  MPG_OP_MAP_ALONE = 1 << 20,
-  /* A reduction over the axes that op/math/reduce.h returns. */
-  MPG_OP_REDUCTION = 1 << 21,
-  /* Draws random numbers row by row, so that a micro-batch gets the numbers of its rows in the
-   * whole batch. */
-  MPG_OP_DRAWS_ROWS = 1 << 22,
-  /* A recurrence over time steps; the next chunk of a sequence starts from its final state. */
-  MPG_OP_CARRIES = 1 << 23,
-  /* Output values depend on the output's size, because they count positions (_arange,
-   * _linspace). */
-  MPG_OP_COUNTS = 1 << 24,
-  /* If every input has only equal or only random elements, so do the outputs (MPG_BATCH_FREE in
-   * op/batching/batching.h). */
-  MPG_OP_UNIFORM = 1 << 25,
-  /* Composed of other ops (`compose`), which replace it in graphs and in eager calls. */
-  MPG_OP_COMPOSED = 1 << 26,
-  /* Idempotent: f(f(x)) == f(x), as for relu. */
-  MPG_OP_IDEMPOTENT = 1 << 27,
-  /* Element i of output 0 is element i of input 0, cast and broadcast. */
-  MPG_OP_SAME_VALUES = 1 << 28,
-  /* Slices or repeats input 0; the identity if output 0 has the shape of input 0 (slice_axis). */
-  MPG_OP_RESIZES = 1 << 29,
-  /* Reads the contents of the first input only, and the shapes of the rest (broadcast_like). */
-  MPG_OP_LIKE = 1 << 30,
-  /* A rendezvous with the same op on other devices (device/rendezvous.h). Ops with this trait keep
-   * their order, and each runs once per call, on a device's worker. */
-  MPG_OP_RENDEZVOUS = INT32_MIN, /* 1 << 31 */
-} mpg_op_flags;
+typedef uint64_t mpg_op_flags;
+#define MPG_OP_PLAIN UINT64_C(0)
+/* Output 0 may overwrite input 0, or any input with the same number of bytes, because element i
+ * of the output depends only on element i of each input. In an update of num_weights weights,
+ * this holds for every output. */
+#define MPG_OP_INPLACE (UINT64_C(1) << 0)
+/* Never runs inline, because the cost grows faster than the size of the arrays, or because the
+ * kernel uses a library's threads. */
+#define MPG_OP_HEAVY (UINT64_C(1) << 1)
+/* Draws random numbers and consumes one call number. */
+#define MPG_OP_RANDOM (UINT64_C(1) << 2)
+/* Copies between devices. params->ctx names the output's device; the input may be on another
+ * device. */
+#define MPG_OP_COPY (UINT64_C(1) << 3)
+/* Has no inputs; params->ctx names the device. */
+#define MPG_OP_CREATES (UINT64_C(1) << 4)
+/* Behaves differently in train mode. */
+#define MPG_OP_TRAIN (UINT64_C(1) << 5)
+/* Output 0 has the same bytes as input 0, so no kernel runs if the two can share memory. */
+#define MPG_OP_VIEW (UINT64_C(1) << 6)
+/* Used only by gradients or by the compiler; not exported to mx.nd. */
+#define MPG_OP_HIDDEN (UINT64_C(1) << 7)
+/* Output shapes depend on the contents of inputs, so the host waits for them (boolean_mask). */
+#define MPG_OP_DYNAMIC (UINT64_C(1) << 8)
+/* Reads the shape and dtype of its inputs, never their contents (zeros_like). */
+#define MPG_OP_SHAPE_ONLY (UINT64_C(1) << 9)
+/* A HEAVY op with a single-threaded loop for at most MPG_TINY_ELEMENTS elements in all arrays
+ * together. A call of that size may run inline. */
+#define MPG_OP_TINY_INLINE (UINT64_C(1) << 10)
+/* Arrays are on several devices, which params->input_devices and params->output_devices name
+ * (op/array/collective.h). Runs on the device of its first input. */
+#define MPG_OP_SPANS (UINT64_C(1) << 11)
+/* Returns its input, but its gradient is not the identity (BlockGrad). Rewrites must not remove
+ * it. */
+#define MPG_OP_GRADIENT_ONLY (UINT64_C(1) << 12)
+/* Stops gradients: the result is not recorded on the tape. */
+#define MPG_OP_DETACHES (UINT64_C(1) << 13)
+/* In train mode without use_global_stats, reads its states (BatchNorm's moving averages) only to
+ * update them, so the outputs do not depend on them. */
+#define MPG_OP_STATISTICS (UINT64_C(1) << 14)
+/* The input gradient does not depend on the output gradient. Backward can therefore start at
+ * this op without an output gradient, and does so if a head depends on the op's output. */
+#define MPG_OP_LOSS (UINT64_C(1) << 15)
+/* A cast that automatic mixed precision inserts. */
+#define MPG_OP_AMP_CAST (UINT64_C(1) << 16)
+/* Packs a weight into the layout of a kernel. The packed weight is always hoisted out of loops,
+ * regardless of its size. */
+#define MPG_OP_PACKS (UINT64_C(1) << 17)
+/* An elementwise map for fusion: element i of each output depends only on element i of the
+ * (broadcast) inputs. */
+#define MPG_OP_MAP (UINT64_C(1) << 18)
+/* A MAP, but only if all arrays have the same shape. */
+#define MPG_OP_MAP_ONE_SHAPE (UINT64_C(1) << 19)
+/* A MAP, but only if it has one input and one output. */
+#define MPG_OP_MAP_ALONE (UINT64_C(1) << 20)
+/* A reduction over the axes that op/math/reduce.h returns. */
+#define MPG_OP_REDUCTION (UINT64_C(1) << 21)
+/* Draws random numbers row by row, so that a micro-batch gets the numbers of its rows in the
+ * whole batch. */
+#define MPG_OP_DRAWS_ROWS (UINT64_C(1) << 22)
+/* A recurrence over time steps; the next chunk of a sequence starts from its final state. */
+#define MPG_OP_CARRIES (UINT64_C(1) << 23)
+/* Output values depend on the output's size, because they count positions (_arange,
+ * _linspace). */
+#define MPG_OP_COUNTS (UINT64_C(1) << 24)
+/* If every input has only equal or only random elements, so do the outputs (MPG_BATCH_FREE in
+ * op/batching/batching.h). */
+#define MPG_OP_UNIFORM (UINT64_C(1) << 25)
+/* Composed of other ops (`compose`), which replace it in graphs and in eager calls. */
+#define MPG_OP_COMPOSED (UINT64_C(1) << 26)
+/* Idempotent: f(f(x)) == f(x), as for relu. */
+#define MPG_OP_IDEMPOTENT (UINT64_C(1) << 27)
+/* Element i of output 0 is element i of input 0, cast and broadcast. */
+#define MPG_OP_SAME_VALUES (UINT64_C(1) << 28)
+/* Slices or repeats input 0; the identity if output 0 has the shape of input 0 (slice_axis). */
+#define MPG_OP_RESIZES (UINT64_C(1) << 29)
+/* Reads the contents of the first input only, and the shapes of the rest (broadcast_like). */
+#define MPG_OP_LIKE (UINT64_C(1) << 30)
+/* A rendezvous with the same op on other devices (device/rendezvous.h). Ops with this trait keep
+ * their order, and each runs once per call, on a device's worker. */
+#define MPG_OP_RENDEZVOUS (UINT64_C(1) << 31)
+/* The traits from here on concern the NumPy descriptor only (mpg_op_is_numpy).
+ * Arrays of different dtypes are cast to a common one (op/precision/promotion.h). */
+#define MPG_OP_PROMOTES (UINT64_C(1) << 32)
+/* Integers and bools are cast to float32. */
+#define MPG_OP_DIVIDES (UINT64_C(1) << 33)
+/* The result is bool. */
+#define MPG_OP_TRUTH (UINT64_C(1) << 34)
 
 /* Returns the number of inputs or outputs of a call. `given` is the number of inputs that were
  * passed. */
@@ -316,14 +322,23 @@ struct mpg_op {
   mpg_arity_fn num_inputs;  /* mpg_arity_names: one per name, or the given number for "*" */
   mpg_arity_fn num_outputs; /* mpg_arity_names: one per name */
   uint32_t saves;
-  uint32_t flags;
+  mpg_op_flags flags;
   /* Allowed dtypes of the first input (of every array if it is a "*" list; of the output if the op
    * has no inputs). Inference checks the remaining dtypes. */
   mpg_dtype_set dtypes;
   mpg_batching_fn batching;
   const char *doc;
   const mpg_extension *extension; /* NULL for a row of ops.def */
+  /* The op's NumPy descriptor, with the same id. Its inference follows NumPy: results without
+   * dimensions instead of (1,), promotion of dtypes, bool results of comparisons. */
+  const mpg_op *numpy;
 };
+
+/* Returns the op in MXNet's or in NumPy's dialect. */
+static inline bool mpg_op_is_numpy(const mpg_op *op) { return op->numpy == op; }
+static inline const mpg_op *mpg_op_in(const mpg_op *op, bool numpy) {
+  return numpy ? op->numpy : op;
+}
 
 /* Largest total of input and output elements for which a TINY_INLINE op runs inline. Kernels use
  * their single-threaded loop up to the same limit. */

@@ -6,7 +6,12 @@
 
 #include "op/batching/batching.h"
 #include "op/infer.h"
+#include "op/precision/promotion.h"
 #include "op/precision/precision.h"
+
+/* The NumPy descriptors, indexed by op id, and the memory of their names. */
+static mpg_op numpy_ops[MPG_OP_LIMIT];
+static char numpy_names[MPG_OP_LIMIT][64];
 
 #define MPG_OP_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_infer_inputs, \
                    op_cost, op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags,        \
@@ -27,7 +32,8 @@
    .flags = op_flags,                                                                              \
    .dtypes = op_dtypes,                                                                            \
    .batching = mpg_batching_##op_batching,                                                         \
-   .doc = op_doc},
+   .doc = op_doc,                                                                                  \
+   .numpy = &numpy_ops[MPG_OP_##op_id]},
 #define MPG_COMPOSED_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer,          \
                          op_compose, op_num_inputs, op_num_outputs, op_flags, op_dtypes, op_doc) \
   {.id = MPG_OP_##op_id,                                                                         \
@@ -46,7 +52,8 @@
    .flags = MPG_OP_COMPOSED | (op_flags),                                                        \
    .dtypes = op_dtypes,                                                                          \
    .batching = mpg_batching_unknown,                                                             \
-   .doc = op_doc},
+   .doc = op_doc,                                                                                \
+   .numpy = &numpy_ops[MPG_OP_##op_id]},
 static const mpg_op ops[] = {
 #include "op/ops.def"
 };
@@ -109,7 +116,7 @@ static mpg_status add_name(const char *text, size_t length, const mpg_op *op) {
   }
 }
 
-const mpg_op *mpg_op_find(const char *name) {
+static const mpg_op *find_name(const char *name) {
   size_t length = strlen(name);
   for (uint32_t i = hash_name(name, length);; i++) {
     uint32_t bucket = i % NAME_BUCKETS;
@@ -117,6 +124,23 @@ const mpg_op *mpg_op_find(const char *name) {
     if (names[bucket].length == length && memcmp(names[bucket].text, name, length) == 0)
       return names[bucket].op;
   }
+}
+
+/* The prefixes of NumPy names. */
+static const char *const prefixes[] = {"_npi_", "_npx_", "_np_"};
+
+/* Returns the length of the prefix of a NumPy name, or 0 for other names. */
+static size_t numpy_prefix(const char *name) {
+  for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
+    if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return strlen(prefixes[i]);
+  return 0;
+}
+
+const mpg_op *mpg_op_find(const char *name) {
+  const mpg_op *op = find_name(name);
+  size_t prefix = op ? 0 : numpy_prefix(name);
+  if (prefix) op = find_name(name + prefix);
+  return op && prefix ? op->numpy : op;
 }
 
 const mpg_op *mpg_op_get(mpg_op_id id) { return &ops[id]; }
@@ -183,18 +207,32 @@ static mpg_status read_signature(const mpg_op *op) {
   return MPG_OK;
 }
 
+/* Fills in the NumPy descriptor of a row, and adds the aliases of both descriptors. The NumPy
+ * descriptor is called by the first of its names. */
+static mpg_status add_dialects(const mpg_op *op) {
+  mpg_op *numpy = &numpy_ops[op->id];
+  char *name = numpy_names[op->id];
+  *numpy = *op;
+  numpy->name = name;
+  for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias;
+       alias += strspn(alias, " ")) {
+    size_t length = strcspn(alias, " ");
+    bool of_numpy = numpy_prefix(alias) > 0;
+    if (of_numpy && !*name) snprintf(name, sizeof *numpy_names, "%.*s", (int)length, alias);
+    MPG_TRY(add_name(alias, length, of_numpy ? numpy : op));
+    alias += length;
+  }
+  if (!*name) snprintf(name, sizeof *numpy_names, "_npi_%s", op->name);
+  return MPG_OK;
+}
+
 mpg_status mpg_registry_init(void) {
   if (names[0].op || mpg_op_find(ops[0].name)) return MPG_OK;
   for (int id = 0; id < MPG_OP_COUNT; id++) {
     const mpg_op *op = &ops[id];
     MPG_TRY(read_signature(op));
     MPG_TRY(add_name(op->name, strlen(op->name), op));
-    for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias;
-         alias += strspn(alias, " ")) {
-      size_t alias_length = strcspn(alias, " ");
-      MPG_TRY(add_name(alias, alias_length, op));
-      alias += alias_length;
-    }
+    MPG_TRY(add_dialects(op));
   }
   return mpg_precision_init();
 }
@@ -205,7 +243,9 @@ const mpg_op *mpg_registry_add(const mpg_op *row, bool named) {
   mpg_op *op = &added[num_added];
   *op = *row;
   op->id = (mpg_op_id)(MPG_OP_COUNT + num_added++);
-  bool good = read_signature(op) == MPG_OK &&
+  op->numpy = &numpy_ops[op->id];
+  op->aliases = "";
+  bool good = read_signature(op) == MPG_OK && add_dialects(op) == MPG_OK &&
               (!named || add_name(op->name, strlen(op->name), op) == MPG_OK);
   MPG_ASSERT(good); /* the caller has checked the row */
   return op;
@@ -421,6 +461,23 @@ mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, 
       &(mpg_infer){.op = op, .params = params, .num_inputs = num_inputs, .inputs = inputs});
 }
 
+/* Infers an op that casts its inputs as if they had the common dtype already. */
+static mpg_status infer_promoted(const mpg_infer *infer, mpg_dtype dtype) {
+  enum { MOST = 2 };
+  mpg_dtype given[MOST];
+  MPG_ASSERT(infer->num_inputs <= MOST);
+  for (int i = 0; i < infer->num_inputs; i++) {
+    given[i] = infer->inputs[i].dtype;
+    infer->inputs[i].dtype = dtype;
+  }
+  const mpg_op *op = mpg_op_get(mpg_promoted_op(infer->op, dtype));
+  mpg_status status =
+      mpg_op_infer_values(op, infer->params, infer->train, infer->inputs, infer->num_inputs,
+                          infer->values, infer->outputs, infer->num_outputs);
+  for (int i = 0; i < infer->num_inputs; i++) infer->inputs[i].dtype = given[i];
+  return status;
+}
+
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs) {
@@ -429,8 +486,13 @@ mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train,
     outputs[i].shape.ndim = -1;
     outputs[i].dtype = MPG_DTYPE_NONE;
   }
+  if (mpg_op_promotes(op) && num_inputs > 0) {
+    mpg_dtype dtype = mpg_promotion_target(op, inputs[0].dtype, inputs[num_inputs - 1].dtype);
+    if (dtype != MPG_DTYPE_NONE) return infer_promoted(&infer, dtype);
+  }
   MPG_TRY(check(&infer));
   MPG_TRY(op->infer(&infer));
+  if (op->flags & MPG_OP_TRUTH && mpg_op_is_numpy(op)) outputs[0].dtype = MPG_BOOL;
   if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE &&
       !(op->dtypes >> outputs[0].dtype & 1))
     return fail_dtype(&infer, outputs[0].dtype);

@@ -58,7 +58,8 @@ typedef enum mpg_py_binary {
 enum { MPG_PY_MAX_PARAMS = 4096, MPG_PY_SMALL = 16 };
 
 typedef struct mpg_py_state {
-  PyTypeObject *array_type, *context_type, *op_type, *scope_type;
+  PyTypeObject *array_type, *numpy_type; /* arrays of mx.nd and mx.np */
+  PyTypeObject *context_type, *op_type, *scope_type;
   PyTypeObject *trace_type, *function_type; /* trace.c */
   PyTypeObject *routine_type;               /* routine.c */
   PyTypeObject *change_type;                /* scope.c */
@@ -123,14 +124,16 @@ static inline bool mpg_py_is_sparse(PyObject *object) {
          PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
 }
 static inline bool mpg_py_is_array(PyObject *object) {
-  return Py_TYPE(object) == mpg_py->array_type ||
+  return Py_TYPE(object) == mpg_py->array_type || Py_TYPE(object) == mpg_py->numpy_type ||
          (mpg_py_may_derive(object) && PyType_IsSubtype(Py_TYPE(object), mpg_py->array_type) &&
           !mpg_py_is_sparse(object));
 }
 static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;
 } /* requires mpg_py_is_array(object) */
-PyObject *mpg_py_array_new(void); /* new reference; the caller immediately fills ->array */
+/* Returns a new array of mx.np or mx.nd. The caller immediately fills ->array, but not
+ * ->array.numpy. */
+PyObject *mpg_py_array_new(bool numpy);
 /* Moves *array into a new NDArray. *array becomes empty, even on failure. */
 PyObject *mpg_py_array_take(mpg_array *array);
 /* Moves all arrays into a new list of NDArrays. The arrays become empty, even on failure. */
@@ -196,7 +199,7 @@ PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
 /* Broadcasts an array. Returns a new reference, to `self` if the shapes are equal. */
 PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
 extern PyMethodDef mpg_py_array_methods[]; /* method.c */
-extern PyGetSetDef mpg_py_array_properties[];
+extern PyGetSetDef mpg_py_array_properties[], mpg_py_numpy_properties[];
 
 /* --- Sparse arrays (sparse.c) ----------------------------------------------------------------- */
 int mpg_py_sparse_init(PyObject *module);

@@ -18,7 +18,7 @@ from ._numpy_protocol import array_function, array_ufunc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any, NoReturn
+    from typing import Any
 
 
 # Ops that are methods of NDArray: as in MXNet, x.op(...) is nd.op(x, ...).
@@ -167,18 +167,6 @@ def _tostype(self, stype: str) -> NDArray:
     return cast_storage(self, stype)
 
 
-def _as_nd_ndarray(self) -> NDArray:
-    """Returns the array itself."""
-    return self
-
-
-def _as_np_ndarray(self) -> NoReturn:
-    """Always raises NotSupportedError: there is no ``mx.np`` here."""
-    raise _core.NotSupportedError(
-        "as_np_ndarray: mpgluon does not have mx.np; asnumpy() returns a NumPy array"
-    )
-
-
 def _slice_assign(
     self,
     rhs: NDArray,
@@ -267,8 +255,6 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
         _flatten,
         _split_v2,
         _tostype,
-        _as_nd_ndarray,
-        _as_np_ndarray,
         _slice_assign,
         _slice_assign_scalar,
         __sync_copyfrom,

@@ -529,7 +529,7 @@ WRITABLE = {
     "csrc/op/invoke": "random_state",
     "csrc/op/params": "intern_table",
     "csrc/op/precision/precision": "mpg_precision_on rules",
-    "csrc/op/registry": "added names num_added signatures",
+    "csrc/op/registry": "added names num_added numpy_names numpy_ops signatures",
     "csrc/op/submit": "kernel_tables",
     "csrc/python/array/array": "unused",
     "csrc/python/array/exchange": "mpg_numpy_api mpg_numpy_apiPyArray_RUNTIME_VERSION",

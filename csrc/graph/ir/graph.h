@@ -47,6 +47,7 @@ typedef struct mpg_node {
   bool separate;
   bool recomputes; /* a copy of a forward node in the backward phase (recompute.h) */
   bool starts;     /* opaque calls only: the call starts a gradient (mpg_node_starts) */
+  bool numpy;      /* inputs only: an array of mx.np (mpg_node_is_numpy) */
 } mpg_node;
 
 typedef struct mpg_graph_value {
@@ -119,8 +120,12 @@ static inline const mpg_value *mpg_node_inputs(const mpg_graph *graph, const mpg
   return graph->inputs + node->inputs;
 }
 static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op && !node->opaque; }
-static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
+static inline bool mpg_node_flag(const mpg_node *node, mpg_op_flags flag) {
   return node->op && (node->op->flags & flag);
+}
+/* True if the node's values are arrays of mx.np. */
+static inline bool mpg_node_is_numpy(const mpg_node *node) {
+  return node->op ? mpg_op_is_numpy(node->op) : node->numpy;
 }
 /* True if the node starts a gradient: its input gradients can be nonzero even if its output
  * gradients are zero. This holds for losses, and for calls that contain losses or run Python

@@ -26,7 +26,7 @@ static bool has_one_shape(const mpg_graph *graph, const mpg_node *node) {
 
 /* True for elementwise ops: element i of a result needs only element i of each operand. */
 static bool is_map(const mpg_graph *graph, const mpg_node *node) {
-  uint32_t flags = node->op->flags;
+  mpg_op_flags flags = node->op->flags;
   if (flags & MPG_OP_COPY) return !mpg_node_crosses(graph, node);
   if (flags & MPG_OP_MAP_ONE_SHAPE) return has_one_shape(graph, node);
   if (flags & MPG_OP_MAP_ALONE) return node->num_inputs == 1 && node->num_outputs == 1;

@@ -300,7 +300,7 @@ static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const
   *result = (mpg_shape){0};
   for (int i = 1; i < indices->ndim; i++) result->dims[result->ndim++] = indices->dims[i];
   for (int i = (int)depth; i < shape->ndim; i++) result->dims[result->ndim++] = shape->dims[i];
-  if (result->ndim == 0) result->dims[result->ndim++] = 1;
+  mpg_lift(infer->op, result);
   return MPG_OK;
 }
 
@@ -387,7 +387,7 @@ mpg_status mpg_infer_ravel(mpg_infer *infer) {
         params->shape.count);
   mpg_shape shape = {.ndim = in->ndim - 1};
   for (int i = 0; i < shape.ndim; i++) shape.dims[i] = in->dims[i + 1];
-  if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+  mpg_lift(infer->op, &shape);
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }

@@ -231,7 +231,7 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   for (int i = 0; i < in->ndim; i++)
     if (params->axis.count < 0 ? in->dims[i] != 1 : !drop[i])
       shape.dims[shape.ndim++] = in->dims[i];
-  if (shape.ndim == 0) shape.dims[shape.ndim++] = 1;
+  mpg_lift(infer->op, &shape);
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
@@ -536,7 +536,8 @@ mpg_status mpg_infer_shape_array(mpg_infer *infer) {
 
 mpg_status mpg_infer_size_array(mpg_infer *infer) {
   infer->outputs[0].dtype = MPG_INT64;
-  infer->outputs[0].shape = (mpg_shape){.ndim = 1, .dims = {1}};
+  infer->outputs[0].shape = (mpg_shape){0};
+  mpg_lift(infer->op, &infer->outputs[0].shape);
   return MPG_OK;
 }
 

@@ -138,7 +138,8 @@ void mpg_compose_density_dirichlet(mpg_gradient *g, const mpg_value *inputs, mpg
   mpg_reduce_params sum;
   memset(&sum, 0, sizeof sum);
   sum.axis = (mpg_tuple){.count = 1, .values = {shape.ndim - 1}};
-  if (--shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+  shape.ndim--;
+  mpg_lift(g->op, &shape);
   mpg_value powers = mpg_multiply(g, mpg_plus(g, d.a, -1), log_of(&d, d.x));
   mpg_value constant = mpg_subtract(g, gammaln(&d, mpg_emit1(g, MPG_OP_sum, &sum, d.a)),
                                     mpg_emit1(g, MPG_OP_sum, &sum, gammaln(&d, d.a)));

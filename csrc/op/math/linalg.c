@@ -22,11 +22,11 @@ static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   return MPG_OK;
 }
 
-/* Returns the shape with one element per matrix. For a single matrix it is (1,), as in MXNet. */
-static mpg_shape one_per_matrix(const mpg_shape *a) {
+/* Returns the shape of a result of `op` with one element per matrix. */
+static mpg_shape one_per_matrix(const mpg_op *op, const mpg_shape *a) {
   mpg_shape shape = *a;
-  if (a->ndim == 2) return (mpg_shape){.ndim = 1, .dims = {1}};
   shape.ndim = a->ndim - 2;
+  mpg_lift(op, &shape);
   return shape;
 }
 
@@ -75,7 +75,7 @@ mpg_status mpg_infer_linalg_det(mpg_infer *infer) {
   bool known;
   MPG_TRY(matrices(infer, true, &known));
   for (int i = 0; known && i < infer->num_outputs; i++)
-    infer->outputs[i].shape = one_per_matrix(&infer->inputs[0].shape);
+    infer->outputs[i].shape = one_per_matrix(infer->op, &infer->inputs[0].shape);
   return MPG_OK;
 }
 
@@ -239,7 +239,7 @@ void mpg_compose_linalg_makediag(mpg_gradient *g, const mpg_value *inputs, mpg_v
 
 void mpg_compose_linalg_sumlogdiag(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   if (!square_matrices(g, inputs[0])) return;
-  mpg_shape shape = one_per_matrix(&mpg_value_desc(g, inputs[0])->shape);
+  mpg_shape shape = one_per_matrix(g->op, &mpg_value_desc(g, inputs[0])->shape);
   mpg_value logs = mpg_emit1(g, MPG_OP_log, NULL, extracted(g, inputs[0], 0));
   int axis = g->status == MPG_OK ? mpg_value_desc(g, logs)->shape.ndim - 1 : 0;
   outputs[0] = mpg_emit_reshape(g, mpg_emit_reduce(g, MPG_OP_sum, logs, axis), &shape);

@@ -48,7 +48,7 @@ mpg_status mpg_infer_dot(mpg_infer *infer) {
         p->transpose_b ? "the last" : "the first", (long long)kb);
   mpg_shape out = {0};
   if (a->ndim == 1 && b->ndim == 1) {
-    out = (mpg_shape){.ndim = 1, .dims = {1}};
+    mpg_lift(infer->op, &out);
   } else {
     int ndim = (a->ndim - 1) + (b->ndim - 1);
     if (ndim > MPG_MAX_NDIM)

@@ -15,7 +15,8 @@ static const void *param(const mpg_infer *infer, const char *name) {
 static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set allowed) {
   const mpg_tuple *tuple = param(infer, "shape");
   int32_t dtype = *(const int32_t *)param(infer, "dtype");
-  mpg_shape shape = {.ndim = 1, .dims = {1}};
+  mpg_shape shape = {0};
+  mpg_lift(infer->op, &shape);
   if (tuple->count >= 0) MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &shape));
   if (dtype == MPG_DTYPE_NONE) dtype = fallback;
   if (!(allowed & MPG_DTYPE_BIT(dtype)))
@@ -108,7 +109,7 @@ mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
     int64_t outcomes = shape.dims[--shape.ndim];
     shape.dims[shape.ndim] = 0;
     MPG_TRY(extend(infer, &shape, &params->shape));
-    if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+    mpg_lift(infer->op, &shape);
     if (outcomes == 0 && mpg_shape_size(&shape) > 0)
       return mpg_infer_fail(infer, "the probabilities must not be empty");
   }

@@ -35,8 +35,7 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
       if (reduced[i]) count *= in->dims[i];
       if (!reduced[i] || keepdims) out.dims[out.ndim++] = reduced[i] ? 1 : in->dims[i];
     }
-    /* As in MXNet, a full reduction returns an array of shape (1,), not a scalar. */
-    if (out.ndim == 0 && !keepdims) out = (mpg_shape){.ndim = 1, .dims = {1}};
+    if (!keepdims) mpg_lift(infer->op, &out);
     if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
       return mpg_infer_fail(infer, "the reduced axes are empty and have no extreme element");
   }

@@ -40,7 +40,7 @@ mpg_status mpg_infer_softmax(mpg_infer *infer) {
   mpg_shape shape = {0};
   for (int i = 0; i < in->ndim; i++)
     if (i != axis) shape.dims[shape.ndim++] = in->dims[i];
-  if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+  mpg_lift(infer->op, &shape);
   return mpg_infer_expect_shape(infer, 1, &shape);
 }
 
@@ -161,7 +161,7 @@ static mpg_status expect_labels(mpg_infer *infer, int data, int label, mpg_shape
   if (rows->dims[rows->ndim - 1] == 0 && mpg_shape_product(rows, 0, rows->ndim - 1) > 0)
     return mpg_infer_fail(infer, "data must have at least one class");
   rows->dims[--rows->ndim] = 0;
-  if (rows->ndim == 0) *rows = (mpg_shape){.ndim = 1, .dims = {1}};
+  mpg_lift(infer->op, rows);
   mpg_dtype dtype = infer->inputs[label].dtype;
   if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1))
     return mpg_infer_fail(infer, "labels must be numbers, not bool");
@@ -172,7 +172,8 @@ static mpg_status expect_labels(mpg_infer *infer, int data, int label, mpg_shape
 }
 
 mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
-  mpg_shape one = {.ndim = 1, .dims = {1}}, rows;
+  mpg_shape one = {0}, rows;
+  mpg_lift(infer->op, &one);
   mpg_infer_set(infer, 0, &one, infer->inputs[0].dtype);
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   if (infer->inputs[0].shape.ndim != 2)

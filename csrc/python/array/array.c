@@ -16,9 +16,9 @@ static struct {
 
 static const mpg_array empty_array;
 
-PyObject *mpg_py_array_new(void) {
+PyObject *mpg_py_array_new(bool numpy) {
   mpg_py_array *self;
-  PyTypeObject *type = mpg_py->array_type;
+  PyTypeObject *type = numpy ? mpg_py->numpy_type : mpg_py->array_type;
   if (unused.count > 0) {
     self = unused.objects[--unused.count];
     PyObject_Init((PyObject *)self, type);
@@ -28,6 +28,7 @@ PyObject *mpg_py_array_new(void) {
     self->weak_references = NULL;
     self->array = empty_array;
   }
+  self->array.numpy = numpy;
   return (PyObject *)self;
 }
 
@@ -36,7 +37,7 @@ static void array_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   if (self->weak_references != NULL) PyObject_ClearWeakRefs(object);
   mpg_array_clear(&self->array);
-  if (type == mpg_py->array_type && unused.count < FREE_LIMIT) {
+  if ((type == mpg_py->array_type || type == mpg_py->numpy_type) && unused.count < FREE_LIMIT) {
     unused.objects[unused.count++] = self;
   } else {
     type->tp_free(object);
@@ -45,7 +46,7 @@ static void array_dealloc(PyObject *object) {
 }
 
 PyObject *mpg_py_array_take(mpg_array *array) {
-  PyObject *self = mpg_py_array_new();
+  PyObject *self = mpg_py_array_new(array->numpy);
   if (self == NULL)
     mpg_array_clear(array);
   else
@@ -195,7 +196,7 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
 
 static PyObject *call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                          int num_inputs, bool separate) {
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(num_inputs > 0 ? inputs[0]->numpy : mpg_op_is_numpy(op));
   if (result == NULL) return NULL;
   mpg_status status =
       mpg_call_as(op, params, inputs, num_inputs, mpg_py_array_of(result), 1, NULL, separate);
@@ -270,7 +271,7 @@ PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape) {
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &dims, NULL);
   }
   if (mpg_py_expect_value(array, "reshape") < 0) return NULL;
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(array->numpy);
   if (result == NULL) return NULL;
   mpg_status status = mpg_tensor_reshape(&array->tensor, shape, &mpg_py_array_of(result)->tensor);
   if (status == MPG_OK) return result;
@@ -305,7 +306,7 @@ mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tens
 }
 
 static PyObject *copy_to_pinned(mpg_array *array, mpg_device_id id) {
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(array->numpy);
   if (result == NULL) return NULL;
   mpg_array *target = mpg_py_array_of(result);
   mpg_status status = mpg_py_tensor_create(id, &array->tensor.desc, &target->tensor);
@@ -382,17 +383,20 @@ static PyObject *without_elements(PyTypeObject *type) {
     mpg_tensor_release(&tensor);
   else
     mpg_py_array_of(self)->tensor = tensor;
+  if (self != NULL) mpg_py_array_of(self)->numpy = PyType_IsSubtype(type, mpg_py->numpy_type);
   return self;
 }
 
 /* Creates an array without elements for a Python subclass, and for NDArray(None), which MXNet's
  * pickles call before they set the array's state. */
 static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-  bool unpickled = PyTuple_GET_SIZE(args) == 1 && PyTuple_GET_ITEM(args, 0) == Py_None;
-  if (type != mpg_py->array_type || unpickled) return without_elements(type);
-  PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
-                  "NDArray cannot be called; make arrays with nd.array, nd.zeros, nd.empty, ...");
-  return NULL;
+  bool unpickled = PyTuple_GET_SIZE(args) == 1 && PyTuple_GET_ITEM(args, 0) == Py_None,
+       numpy = type == mpg_py->numpy_type;
+  if ((type != mpg_py->array_type && !numpy) || unpickled) return without_elements(type);
+  return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                      "%s cannot be called; make arrays with %s.array, %s.zeros, %s.empty, ...",
+                      numpy ? "ndarray" : "NDArray", numpy ? "np" : "nd", numpy ? "np" : "nd",
+                      numpy ? "np" : "nd");
 }
 
 static Py_hash_t array_hash(PyObject *self) { return (Py_hash_t)((uintptr_t)self >> 4); }
@@ -468,6 +472,18 @@ int mpg_py_array_init(PyObject *module) {
   PyType_Spec spec = {"mpgluon.ndarray.NDArray", sizeof(mpg_py_array), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
   mpg_py->array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-  if (mpg_py->array_type == NULL) return -1;
-  return PyModule_AddType(module, mpg_py->array_type);
+  if (mpg_py->array_type == NULL || PyModule_AddType(module, mpg_py->array_type) < 0) return -1;
+  PyType_Slot own_slots[] = {
+      {Py_tp_doc,
+       "An array on a device, with NumPy's operators, methods and shapes. mpgluon.numpy has the "
+       "functions.\n\nExamples\n--------\n>>> x = mx.np.array([[1, 2], [3, 4]])\n>>> x.sum(), "
+       "x[x > 2]\n(array(10.), array([3., 4.]))"},
+      {Py_tp_new, array_new},
+      {Py_tp_getset, mpg_py_numpy_properties},
+      {0}};
+  PyType_Spec own_spec = {"mpgluon.numpy.ndarray", sizeof(mpg_py_array), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, own_slots};
+  mpg_py->numpy_type =
+      (PyTypeObject *)PyType_FromModuleAndSpec(module, &own_spec, (PyObject *)mpg_py->array_type);
+  return mpg_py->numpy_type == NULL ? -1 : PyModule_AddType(module, mpg_py->numpy_type);
 }

@@ -207,7 +207,7 @@ PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device
                         MPG_MAX_NDIM, PyArray_NDIM(source));
   mpg_desc desc = {.shape.ndim = PyArray_NDIM(source), .dtype = dtype};
   for (int i = 0; i < desc.shape.ndim; i++) desc.shape.dims[i] = PyArray_DIM(source, i);
-  mpg_py_array *result = (mpg_py_array *)mpg_py_array_new();
+  mpg_py_array *result = (mpg_py_array *)mpg_py_array_new(false);
   if (result == NULL) return NULL;
   mpg_tensor *tensor = &result->array.tensor;
   mpg_status status = mpg_py_tensor_create(id, &desc, tensor);
@@ -422,7 +422,7 @@ static PyObject *py_empty(PyObject *Py_UNUSED(module), PyObject *const *args, Py
   if (mpg_py_shape_from(args[0], &desc.shape, "empty") < 0 || mpg_py_device_id(args[1], &id) < 0)
     return NULL;
   if ((desc.dtype = mpg_py_dtype(args[2])) == MPG_DTYPE_NONE) return NULL;
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(false);
   if (result == NULL) return NULL;
   mpg_status status = mpg_py_tensor_create(id, &desc, &mpg_py_array_of(result)->tensor);
   if (status == MPG_OK) return result;

@@ -17,8 +17,8 @@ typedef struct basic_key {
   int64_t begin[MPG_MAX_NDIM], step[MPG_MAX_NDIM], length[MPG_MAX_NDIM];
   bool dropped[MPG_MAX_NDIM]; /* true if the entry is an integer, which removes the dimension */
   mpg_shape sliced;           /* shape of the selection, including removed dimensions */
-  mpg_shape result;           /* shape without removed dimensions and with new axes (None) */
-  bool scalar; /* true if all dimensions are removed; the result then has shape (1,), as in MXNet */
+  /* Shape without removed dimensions and with new axes (None). In mx.nd, (1,) instead of (). */
+  mpg_shape result;
 } basic_key;
 
 static int too_many(PyObject *key, const mpg_shape *shape) {
@@ -108,7 +108,7 @@ static int add_dimension(basic_key *basic, const mpg_shape *shape, const plain_e
 }
 
 /* Resolves the unpacked key `plain` against a shape. `key` only locates None and Ellipsis. */
-static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *shape,
+static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *shape, bool numpy,
                        basic_key *basic) {
   memset(basic, 0, sizeof *basic);
   Py_ssize_t count;
@@ -145,10 +145,8 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
     }
   }
   basic->sliced.ndim = basic->count;
-  if (basic->result.ndim == 0 && shape->ndim > 0) {
-    basic->scalar = true;
+  if (basic->result.ndim == 0 && shape->ndim > 0 && !numpy)
     basic->result = (mpg_shape){.ndim = 1, .dims = {1}};
-  }
   return 0;
 }
 
@@ -168,8 +166,8 @@ static bool contiguous(const basic_key *basic, const mpg_shape *shape, int64_t *
   return true;
 }
 
-static PyObject *view(const mpg_tensor *source, int64_t first, const mpg_shape *shape) {
-  PyObject *result = mpg_py_array_new();
+static PyObject *view(const mpg_tensor *source, int64_t first, const mpg_shape *shape, bool numpy) {
+  PyObject *result = mpg_py_array_new(numpy);
   if (result == NULL) return NULL;
   mpg_tensor *tensor = &mpg_py_array_of(result)->tensor;
   *tensor = *source;
@@ -198,7 +196,7 @@ static void slice_params(const basic_key *basic, mpg_tuple *begin, mpg_tuple *en
 static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
   mpg_device *device;
   MPG_PY_TRY(mpg_device_get(mpg_array_device_id(array), &device));
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(array->numpy);
   if (result == NULL) return NULL;
   mpg_desc desc = {.shape = *shape, .dtype = array->tensor.desc.dtype};
   mpg_status status = mpg_tensor_create(device, &desc, &mpg_py_array_of(result)->tensor);
@@ -215,7 +213,8 @@ static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const ba
   bool tracked = mpg_py_tracked(array);
   if (!tracked && mpg_py_expect_value(array, "indexing") < 0) return NULL;
   int64_t first;
-  if (!tracked && contiguous(basic, shape, &first)) return view(tensor, first, &basic->result);
+  if (!tracked && contiguous(basic, shape, &first))
+    return view(tensor, first, &basic->result, array->numpy);
   if (!tracked && mpg_shape_size(&basic->result) == 0) return empty_like(array, &basic->result);
   if (mpg_shape_equal(&basic->sliced, shape)) {
     bool plain = true;
@@ -240,7 +239,8 @@ static PyObject *get_basic(PyObject *self, PyObject *key) {
   basic_key basic;
   if (unpack_basic(key, &plain) < 0) return NULL;
   mpg_tensor tensor = mpg_py_array_of(self)->tensor;
-  if (parse_basic(key, &plain, &tensor.desc.shape, &basic) < 0) return NULL;
+  if (parse_basic(key, &plain, &tensor.desc.shape, mpg_py_array_of(self)->numpy, &basic) < 0)
+    return NULL;
   mpg_tensor_retain(&tensor);
   PyObject *result = get_resolved(self, &tensor, &basic);
   mpg_tensor_release(&tensor);
@@ -684,7 +684,7 @@ static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const bas
   if (contiguous(basic, shape, &first)) {
     /* The value is broadcast to the shape of x[key], from which integers remove dimensions. */
     mpg_shape target = basic->result;
-    PyObject *part = view(tensor, first, &target);
+    PyObject *part = view(tensor, first, &target, array->numpy);
     if (part == NULL) return -1;
     int result = assign_all(mpg_py_array_of(part), value);
     Py_DECREF(part);
@@ -713,7 +713,7 @@ static int assign_basic(PyObject *self, PyObject *key, const plain_key *plain, P
   mpg_array *array = mpg_py_array_of(self);
   mpg_tensor tensor = array->tensor;
   basic_key basic;
-  if (parse_basic(key, plain, &tensor.desc.shape, &basic) < 0) return -1;
+  if (parse_basic(key, plain, &tensor.desc.shape, array->numpy, &basic) < 0) return -1;
   mpg_tensor_retain(&tensor);
   int result = assign_resolved(array, &tensor, &basic, value);
   mpg_tensor_release(&tensor);

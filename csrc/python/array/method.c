@@ -17,6 +17,14 @@ static PyObject *get_dtype(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
   return Py_NewRef(mpg_dtype_valid(dtype) ? mpg_py->dtypes[dtype] : Py_None);
 }
+/* NumPy's dtype objects; those of mx.nd are scalar types. */
+static PyObject *get_numpy_dtype(PyObject *self, void *Py_UNUSED(unused)) {
+  mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
+  if (!mpg_dtype_valid(dtype) || dtype == MPG_BFLOAT16) return get_dtype(self, NULL);
+  return (PyObject *)PyArray_DescrFromTypeObject(mpg_py->dtypes[dtype]);
+}
+PyGetSetDef mpg_py_numpy_properties[] = {
+    {"dtype", get_numpy_dtype, NULL, "The element type, a numpy.dtype.", NULL}, {0}};
 static PyObject *get_context(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_array *array = mpg_py_array_of(self);
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "context") < 0) return NULL;
@@ -35,7 +43,7 @@ static PyObject *get_grad(PyObject *self, void *Py_UNUSED(unused)) {
   if (sparse != NULL) return sparse;
   MPG_PY_TRY(mpg_autograd_gradient(mpg_py_array_of(self), &gradient));
   if (gradient.storage == NULL) Py_RETURN_NONE;
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(mpg_py_array_of(self)->numpy);
   if (result == NULL)
     mpg_tensor_release(&gradient);
   else
@@ -303,8 +311,23 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   MPG_PY_TRY(mpg_autograd_mark_variable(array, number, NULL));
   Py_RETURN_NONE;
 }
+static PyObject *as_kind(PyObject *self, bool numpy) {
+  if (mpg_py_array_of(self)->numpy == numpy) return Py_NewRef(self);
+  PyObject *result = mpg_py_array_new(numpy);
+  if (result == NULL) return NULL;
+  mpg_status status = mpg_array_as(mpg_py_array_of(result), mpg_py_array_of(self), numpy);
+  if (status == MPG_OK) return result;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+static PyObject *as_np_ndarray(PyObject *self, PyObject *Py_UNUSED(unused)) {
+  return as_kind(self, true);
+}
+static PyObject *as_nd_ndarray(PyObject *self, PyObject *Py_UNUSED(unused)) {
+  return as_kind(self, false);
+}
 static PyObject *detach(PyObject *self, PyObject *Py_UNUSED(unused)) {
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(mpg_py_array_of(self)->numpy);
   if (result == NULL) return NULL;
   mpg_status status = mpg_array_detach(mpg_py_array_of(result), mpg_py_array_of(self));
   if (status == MPG_OK) return result;
@@ -438,6 +461,10 @@ PyMethodDef mpg_py_array_methods[] = {
     {"attach_grad", (PyCFunction)(void (*)(void))attach_grad, METH_VARARGS | METH_KEYWORDS,
      "attach_grad(grad_req='write', stype=None)\n--\n\nMakes the array a variable with a gradient "
      "of zeros that backward writes, or adds to ('add')."},
+    {"as_np_ndarray", as_np_ndarray, METH_NOARGS,
+     "as_np_ndarray()\n--\n\nThe array as an mx.np.ndarray, which shares its memory and gradient."},
+    {"as_nd_ndarray", as_nd_ndarray, METH_NOARGS,
+     "as_nd_ndarray()\n--\n\nThe array as an mx.nd.NDArray, which shares its memory and gradient."},
     {"detach", detach, METH_NOARGS,
      "detach()\n--\n\nAn array with the same values that is not part of the recorded computation."},
     {"backward", (PyCFunction)(void (*)(void))backward, METH_VARARGS | METH_KEYWORDS,

@@ -73,7 +73,7 @@ static PyObject *share(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *alias(PyObject *Py_UNUSED(module), PyObject *source) {
   const mpg_array *array = mpg_py_expect_array(source, "alias");
-  PyObject *result = array ? mpg_py_array_new() : NULL;
+  PyObject *result = array ? mpg_py_array_new(array->numpy) : NULL;
   if (result != NULL) mpg_array_copy(mpg_py_array_of(result), array);
   return result;
 }

@@ -331,6 +331,7 @@ typedef struct function_state {
   struct {
     mpg_desc desc;
     mpg_device_id device;
+    bool numpy;
   } outputs[]; /* used to create a zero gradient for an output that receives none */
 } function_state;
 
@@ -345,8 +346,9 @@ static PyObject *zeros_for(const function_state *state, int output) {
   int32_t dtype = state->outputs[output].desc.dtype;
   double value = 0;
   mpg_device_id device = state->outputs[output].device;
-  return mpg_py_call_named("_full", NULL, 0, NULL, "shape", &shape, "dtype", &dtype, "value",
-                           &value, "ctx", &device, NULL);
+  const char *full = state->outputs[output].numpy ? "_npi__full" : "_full";
+  return mpg_py_call_named(full, NULL, 0, NULL, "shape", &shape, "dtype", &dtype, "value", &value,
+                           "ctx", &device, NULL);
 }
 
 static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, int num_outputs,
@@ -361,8 +363,9 @@ static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, 
     if (given == NULL || (given->tensor.storage == NULL && !mpg_array_traced(given))) {
       item = zeros_for(state, i);
     } else {
-      item = mpg_py_array_new();
+      item = mpg_py_array_new(state->outputs[i].numpy);
       if (item != NULL) mpg_array_copy(mpg_py_array_of(item), given);
+      if (item != NULL) mpg_py_array_of(item)->numpy = state->outputs[i].numpy;
     }
     if (item == NULL) goto done;
     PyTuple_SET_ITEM(args, i, item);
@@ -393,6 +396,7 @@ static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, 
       goto done;
     }
     mpg_array_copy(&in_grads[i], gradient);
+    in_grads[i].numpy = false; /* backward passes compute with arrays of mx.nd */
   }
   status = MPG_OK;
 done:
@@ -438,6 +442,7 @@ static PyObject *record_function(PyObject *Py_UNUSED(module), PyObject *args) {
     for (int i = 0; i < outputs.count; i++) {
       state->outputs[i].desc = *mpg_array_desc(outputs.items[i]);
       state->outputs[i].device = mpg_array_device_id(outputs.items[i]);
+      state->outputs[i].numpy = outputs.items[i]->numpy;
       outputs.items[i] = mpg_py_array_of(PyList_GET_ITEM(results, i));
     }
     status = mpg_autograd_record_callback(&callback, state, inputs.items, inputs.count,

@@ -60,8 +60,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   for (uint32_t i = 0; args != NULL && i < count; i++) {
     const mpg_array *input = mpg_inputs_at(inputs, i);
     mpg_array array = {0};
-    mpg_status status =
-        mpg_trace_input(trace, &input->tensor.desc, mpg_array_device_id(input), &array);
+    mpg_status status = mpg_trace_input(trace, &input->tensor.desc, mpg_array_device_id(input),
+                                        input->numpy, &array);
     PyObject *item = status == MPG_OK ? mpg_py_array_take(&array) : mpg_py_raise(status);
     if (item == NULL)
       Py_CLEAR(args);

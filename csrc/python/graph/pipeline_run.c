@@ -35,7 +35,7 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     int added = item != NULL ? PyList_Append(waiting ? waits : ops, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
-    uint32_t flags = instruction->op ? instruction->op->flags : 0;
+    mpg_op_flags flags = instruction->op ? instruction->op->flags : 0;
     bool constant = flags & MPG_OP_SHAPE_ONLY && !(flags & MPG_OP_RANDOM);
     computes |= instruction->kind == MPG_RUN && !constant;
     if (instruction->kind != MPG_COPY) continue;

@@ -7,6 +7,7 @@
 typedef struct saved_array {
   mpg_saved contents;
   mpg_desc desc;
+  bool numpy;
 } saved_array;
 typedef struct saved_contents {
   PyObject_VAR_HEAD saved_array arrays[1];
@@ -31,8 +32,8 @@ static PyObject *new_saved(PyTypeObject *type, PyObject *args, PyObject *keyword
       break;
     }
     const mpg_tensor *tensor = &arrays[i]->tensor;
-    self->arrays[i] =
-        (saved_array){mpg_contents_save(tensor->storage, tensor->offset), tensor->desc};
+    self->arrays[i] = (saved_array){mpg_contents_save(tensor->storage, tensor->offset),
+                                    tensor->desc, arrays[i]->numpy};
   }
   Py_XDECREF(keep);
   PyMem_Free(arrays);
@@ -67,6 +68,7 @@ static PyObject *arrays(PyObject *object, PyObject *Py_UNUSED(unused)) {
     }
     mpg_storage_retain(storage);
     found[i].tensor = (mpg_tensor){storage, saved->offset, self->arrays[i].desc};
+    found[i].numpy = self->arrays[i].numpy;
   }
   list = mpg_py_array_take_all(found, count);
 done:

@@ -147,9 +147,10 @@ static PyObject *trace_exit(PyObject *object, PyObject *const *Py_UNUSED(args),
   Py_RETURN_NONE;
 }
 
-static PyObject *new_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device) {
+static PyObject *new_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device,
+                           bool numpy) {
   mpg_array array = {0};
-  MPG_PY_TRY(mpg_trace_input(trace, desc, device, &array));
+  MPG_PY_TRY(mpg_trace_input(trace, desc, device, numpy, &array));
   return mpg_py_array_take(&array);
 }
 
@@ -157,19 +158,21 @@ static PyObject *trace_input(PyObject *object, PyObject *like) {
   mpg_trace *trace = open_trace(object);
   const mpg_array *array = trace ? mpg_py_expect_array(like, "Trace.input") : NULL;
   if (array == NULL) return NULL;
-  return new_input(trace, &array->tensor.desc, mpg_array_device_id(array));
+  return new_input(trace, &array->tensor.desc, mpg_array_device_id(array), array->numpy);
 }
 
 static PyObject *trace_new_input(PyObject *object, PyObject *args) {
   mpg_trace *trace = open_trace(object);
   PyObject *shape, *dtype, *ctx;
+  int numpy = 0;
   mpg_desc desc;
   mpg_device_id device;
-  if (trace == NULL || !PyArg_ParseTuple(args, "OOO:new_input", &shape, &dtype, &ctx)) return NULL;
+  if (trace == NULL || !PyArg_ParseTuple(args, "OOO|p:new_input", &shape, &dtype, &ctx, &numpy))
+    return NULL;
   if (mpg_py_shape_from(shape, &desc.shape, "new_input") < 0 || mpg_py_device_id(ctx, &device) < 0)
     return NULL;
   if ((desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE) return NULL;
-  return new_input(trace, &desc, device);
+  return new_input(trace, &desc, device, numpy);
 }
 
 static PyObject *trace_value(PyObject *object, PyObject *item) {

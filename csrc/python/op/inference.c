@@ -234,7 +234,7 @@ static PyObject *move_to(PyObject *Py_UNUSED(module), PyObject *args) {
   if (!mpg_py_tracked(mpg_py_array_of(array)) &&
       mpg_device_id_equal(mpg_array_device_id(mpg_py_array_of(array)), device))
     return Py_NewRef(array);
-  PyObject *result = mpg_py_array_new();
+  PyObject *result = mpg_py_array_new(mpg_py_array_of(array)->numpy);
   if (result == NULL) return NULL;
   mpg_status status = mpg_group_move(mpg_py_array_of(array), device, mpg_py_array_of(result));
   if (status == MPG_OK) return result;

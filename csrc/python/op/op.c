@@ -414,7 +414,8 @@ static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssi
     return false;
   if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0) return false;
   for (Py_ssize_t i = 0; i < count; i++)
-    if (!Py_IS_TYPE(args[i], mpg_py->array_type)) return false;
+    if (!Py_IS_TYPE(args[i], mpg_py->array_type) && !Py_IS_TYPE(args[i], mpg_py->numpy_type))
+      return false;
   return true;
 }
 
@@ -534,7 +535,7 @@ static PyObject *op_describe(PyObject *object, PyObject *Py_UNUSED(unused)) {
   op_object *self = (op_object *)object;
   const mpg_op *op = self->op;
   static const struct {
-    uint32_t flag;
+    mpg_op_flags flag;
     const char *name;
   } flags[] = {{MPG_OP_INPLACE, "inplace"},
                {MPG_OP_HEAVY, "heavy"},
@@ -705,9 +706,21 @@ static PyObject *has_kernel(PyObject *module, PyObject *args) {
   return PyBool_FromLong(mpg_kernel_get(device, op) != NULL);
 }
 
+static PyObject *add_under(const mpg_op *op, const char *name) {
+  PyObject *object = op_new(op, name);
+  if (object != NULL && PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)
+    Py_CLEAR(object);
+  return object;
+}
+
 static PyObject *get_op(PyObject *Py_UNUSED(module), PyObject *name) {
-  PyObject *op = PyDict_GetItemWithError(mpg_py->ops_by_name, name);
-  if (op != NULL) return Py_NewRef(op);
+  PyObject *object = PyDict_GetItemWithError(mpg_py->ops_by_name, name);
+  if (object != NULL) return Py_NewRef(object);
+  if (PyErr_Occurred()) return NULL;
+  /* Objects of NumPy names are made when they are first asked for. */
+  const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : "";
+  const mpg_op *op = text ? mpg_op_find(text) : NULL;
+  if (op != NULL && mpg_op_is_numpy(op)) return add_under(op, text);
   if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op %R", name);
   return NULL;
 }
@@ -726,12 +739,6 @@ PyMethodDef mpg_py_op_methods[] = {
     {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict from all names and aliases to their ops."},
     {0}};
 
-static PyObject *add_under(const mpg_op *op, const char *name) {
-  PyObject *object = op_new(op, name);
-  if (object != NULL && PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)
-    Py_CLEAR(object);
-  return object;
-}
 PyObject *mpg_py_op_add(const mpg_op *op) { return add_under(op, op->name); }
 
 int mpg_py_op_init(PyObject *module) {
@@ -751,8 +758,10 @@ int mpg_py_op_init(PyObject *module) {
       size_t length = strcspn(alias, " ");
       char name[128];
       snprintf(name, sizeof name, "%.*s", (int)length, alias);
-      if (length && (object = add_under(op, name)) == NULL) return -1;
-      if (length) Py_DECREF(object);
+      if (length && mpg_op_find(name) == op) {
+        if ((object = add_under(op, name)) == NULL) return -1;
+        Py_DECREF(object);
+      }
       alias += length + (alias[length] == ' ');
     }
   }

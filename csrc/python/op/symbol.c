@@ -348,7 +348,7 @@ static PyObject *call_name(PyObject *self, void *Py_UNUSED(unused)) {
   return PyUnicode_InternFromString(((op_call *)self)->op->name);
 }
 static PyObject *call_flag(PyObject *self, void *flag) {
-  return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0);
+  return PyBool_FromLong((((op_call *)self)->op->flags & (uintptr_t)flag) != 0);
 }
 static PyObject *call_differentiable(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_op_differentiable(((op_call *)self)->op));

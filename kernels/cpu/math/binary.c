@@ -167,11 +167,11 @@ static const binary_op *find(int formula) {
 typedef struct plan {
   row_fn row;
   mpg_compute compute;
-  mpg_dtype dtype;
-  bool direct; /* the row function works on the stored dtype, without conversion */
+  mpg_dtype dtype, out_dtype;
+  bool direct; /* the row function works on the stored dtypes, without conversion */
   const char *a, *b;
   char *out;
-  size_t size;
+  size_t size, out_size;
   int ndim;
   int64_t dims[MPG_MAX_NDIM], stride_a[MPG_MAX_NDIM], stride_b[MPG_MAX_NDIM];
 } plan;
@@ -207,7 +207,7 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
 static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int varying) {
   if (p->direct) {
     p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size,
-           p->out + io * (int64_t)p->size, count, varying);
+           p->out + io * (int64_t)p->out_size, count, varying);
     return;
   }
   mpg_block_buffer ba, bb, bo;
@@ -219,7 +219,7 @@ static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count
     if (varying & 1) va = mpg_cpu_load(p->compute, p->dtype, p->a, ia + done, n, &ba);
     if (varying & 2) vb = mpg_cpu_load(p->compute, p->dtype, p->b, ib + done, n, &bb);
     p->row(va, vb, &bo, n, varying);
-    mpg_cpu_store(p->compute, p->dtype, p->out, io + done, n, &bo);
+    mpg_cpu_store(p->compute, p->out_dtype, p->out, io + done, n, &bo);
   }
 }
 
@@ -288,11 +288,13 @@ static void run_short(void *context, int64_t begin, int64_t end) {
     plan block = {.row = p->row,
                   .compute = p->compute,
                   .dtype = p->dtype,
+                  .out_dtype = p->out_dtype,
                   .direct = p->direct,
                   .a = from[0],
                   .b = from[1],
-                  .out = p->out + row * n * size,
-                  .size = p->size};
+                  .out = p->out + row * n * (int64_t)p->out_size,
+                  .size = p->size,
+                  .out_size = p->out_size};
     run(&block, 0, 0, 0, rows * n, 3);
   }
 }
@@ -301,14 +303,20 @@ static int64_t grain_of(const binary_op *op, mpg_dtype dtype) {
   return op->dear ? 4096 : mpg_dtype_size(dtype) > 4 ? 16384 : 32768;
 }
 
-static void prepare(plan *p, const binary_op *op, mpg_dtype dtype) {
+/* The result has the dtype of the operands, or is bool. */
+static void prepare(plan *p, const binary_op *op, mpg_dtype dtype, mpg_dtype out_dtype) {
   p->dtype = dtype;
+  p->out_dtype = out_dtype;
   p->size = mpg_dtype_size(dtype);
+  p->out_size = mpg_dtype_size(out_dtype);
   p->compute = mpg_compute_of(dtype);
   if (!op->rows[p->compute]) p->compute = MPG_COMPUTE_F64;
-  row_fn half = dtype == MPG_FLOAT16 ? op->f16 : dtype == MPG_BFLOAT16 ? op->bf16 : NULL;
+  row_fn half = dtype != out_dtype      ? NULL
+                : dtype == MPG_FLOAT16  ? op->f16
+                : dtype == MPG_BFLOAT16 ? op->bf16
+                                        : NULL;
   p->row = half ? half : op->rows[p->compute];
-  p->direct = half || mpg_compute_direct(p->compute, dtype);
+  p->direct = half || (dtype == out_dtype && mpg_compute_direct(p->compute, dtype));
 }
 
 static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, const mpg_view *b,
@@ -336,7 +344,7 @@ mpg_status mpg_cpu_binary(const mpg_kernel_call *call) {
   const binary_op *op = find(mpg_formula_by_op(call->op->id));
   plan p;
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  prepare(&p, op, dtype);
+  prepare(&p, op, dtype, call->outputs[0].desc.dtype);
   row_fn bytes = byte_row(p.row, dtype);
   if (bytes) p.row = bytes, p.direct = true;
   run_plan(call, &p, &call->inputs[0], &call->inputs[1], &call->outputs[0], grain_of(op, dtype));
@@ -347,14 +355,14 @@ void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view
                   const mpg_view *out) {
   static const binary_op op = {FLOATS(leak), HALVES_CHEAP(leak), CHEAP};
   plan p;
-  prepare(&p, &op, a->desc.dtype);
+  prepare(&p, &op, a->desc.dtype, a->desc.dtype);
   run_plan(call, &p, a, b, out, grain_of(&op, a->desc.dtype));
 }
 
 typedef struct scalar_plan {
   row_fn row;
   mpg_compute compute;
-  mpg_dtype dtype;
+  mpg_dtype dtype, out_dtype;
   bool direct, swap;
   const void *data;
   void *out;
@@ -371,17 +379,18 @@ typedef struct scalar_plan {
 static void run_scalar(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result;
-  int64_t step = p->direct ? end - begin : MPG_CPU_BLOCK, size = (int64_t)mpg_dtype_size(p->dtype);
+  int64_t step = p->direct ? end - begin : MPG_CPU_BLOCK, size = (int64_t)mpg_dtype_size(p->dtype),
+          out_size = (int64_t)mpg_dtype_size(p->out_dtype);
   for (int64_t i = begin; i < end; i += step) {
     int64_t n = end - i < step ? end - i : step;
     const void *values = p->direct ? (const char *)p->data + i * size
                                    : mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
-    void *place = p->direct ? (void *)((char *)p->out + i * size) : &result;
+    void *place = p->direct ? (void *)((char *)p->out + i * out_size) : &result;
     if (p->swap)
       p->row(&p->number, values, place, n, 2);
     else
       p->row(values, &p->number, place, n, 1);
-    if (!p->direct) mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+    if (!p->direct) mpg_cpu_store(p->compute, p->out_dtype, p->out, i, n, place);
   }
 }
 
@@ -445,8 +454,13 @@ mpg_status mpg_cpu_scalar(const mpg_kernel_call *call) {
   const binary_op *op = find(formula.id);
   const mpg_scalar_params *params = call->params;
   plan base;
-  mpg_dtype dtype = call->inputs[0].desc.dtype;
-  prepare(&base, op, dtype);
+  mpg_dtype dtype = call->inputs[0].desc.dtype, out_dtype = call->outputs[0].desc.dtype;
+  prepare(&base, op, dtype, out_dtype);
+  /* NumPy compares integers with the number itself, not with its integer part. */
+  if (dtype != out_dtype && !mpg_dtype_is_float(dtype) && params->scalar != trunc(params->scalar)) {
+    base.compute = MPG_COMPUTE_F64;
+    base.row = op->rows[MPG_COMPUTE_F64];
+  }
   if (formula.of_itself) {
     base.a = base.b = call->inputs[0].data;
     base.out = call->outputs[0].data;
@@ -457,6 +471,7 @@ mpg_status mpg_cpu_scalar(const mpg_kernel_call *call) {
   scalar_plan p = {base.row,
                    base.compute,
                    dtype,
+                   out_dtype,
                    base.direct,
                    formula.swap,
                    call->inputs[0].data,

@@ -128,7 +128,7 @@ static const unary_op *find(const mpg_kernel_call *call) {
 typedef struct unary_plan {
   row_fn row;
   mpg_compute compute;
-  mpg_dtype dtype;
+  mpg_dtype dtype, out_dtype;
   bool direct; /* the row function works on the stored dtype, without conversion */
   const void *in;
   void *out;
@@ -148,15 +148,16 @@ static void run_unary(void *context, int64_t begin, int64_t end) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
     p->row(values, &result, n, p->constants);
-    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, &result);
+    mpg_cpu_store(p->compute, p->out_dtype, p->out, i, n, &result);
   }
 }
 
 static mpg_status unary(const mpg_kernel_call *call, const unary_op *op) {
-  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  mpg_dtype dtype = call->inputs[0].desc.dtype, out_dtype = call->outputs[0].desc.dtype;
   unary_plan p = {.row = op->f32,
                   .compute = MPG_COMPUTE_F32,
                   .dtype = dtype,
+                  .out_dtype = out_dtype,
                   .in = call->inputs[0].data,
                   .out = call->outputs[0].data};
   mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, p.constants);
@@ -167,9 +168,12 @@ static mpg_status unary(const mpg_kernel_call *call, const unary_op *op) {
     p.row = op->i64;
     p.compute = MPG_COMPUTE_I64;
   }
-  row_fn half = dtype == MPG_FLOAT16 ? op->f16 : dtype == MPG_BFLOAT16 ? op->bf16 : NULL;
+  row_fn half = dtype != out_dtype      ? NULL
+                : dtype == MPG_FLOAT16  ? op->f16
+                : dtype == MPG_BFLOAT16 ? op->bf16
+                                        : NULL;
   if (half) p.row = half;
-  p.direct = half || mpg_compute_direct(p.compute, dtype);
+  p.direct = half || (dtype == out_dtype && mpg_compute_direct(p.compute, dtype));
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), op->cheap ? 32768 : 4096,
                        run_unary, &p);
   return MPG_OK;

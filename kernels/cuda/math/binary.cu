@@ -30,6 +30,11 @@ namespace row {
   }                   \
   return x;           \
   }
+BY_NUMBER(float, float)
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) \
+  case MPG_BINARY_##name: return (float)(expression_f);
+#include "kernels/common/binary.def"
+END_BY_NUMBER
 BY_NUMBER(double, double)
 #define FLOAT_ROWS(name, kind, price, expression_f, expression_d) \
   case MPG_BINARY_##name: return (expression_d);
@@ -116,18 +121,21 @@ __global__ void broadcast_kernel(const T *a, const T *b, T *out, int64_t count, 
   out[i] = mpg_to<T>(F::at(mpg_to<float>(a[ia]), mpg_to<float>(b[ib])));
 }
 
-/* Computes any formula for any dtype. `compute` is the type of the arithmetic: 'd' (double), 'i'
- * (int32_t) or 'l' (int64_t). */
-__global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b,
-                           void *out, int64_t count, int how, number value, places p) {
+/* Computes any formula for any dtypes. `compute` is the type of the arithmetic: 'f' (float), 'd'
+ * (double), 'i' (int32_t) or 'l' (int64_t). */
+__global__ void any_kernel(int row, char compute, mpg_dtype dtype, mpg_dtype out_dtype,
+                           const void *a, const void *b, void *out, int64_t count, int how,
+                           number value, places p) {
   int64_t i = MPG_CUDA_INDEX, ia, ib;
   if (i >= count) return;
   find_places<uint64_t>(p, i, &ia, &ib);
 #define COMPUTE(T, field, function)                                   \
   T x = how & NUMBER_A ? value.field : mpg_load_any<T>(dtype, a, ia); \
   T y = how & NUMBER_B ? value.field : mpg_load_any<T>(dtype, b, ib); \
-  mpg_store_any(dtype, out, i, function(row, x, y))
-  if (compute == 'd') {
+  mpg_store_any(out_dtype, out, i, function(row, x, y))
+  if (compute == 'f') {
+    COMPUTE(float, f32, row_of_float);
+  } else if (compute == 'd') {
     COMPUTE(double, f64, row_of_double);
   } else if (compute == 'i') {
     COMPUTE(int32_t, i32, row_of_int32);
@@ -139,7 +147,7 @@ __global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a
 struct operands {
   const void *a, *b;
   void *out;
-  mpg_dtype dtype;
+  mpg_dtype dtype, out_dtype;
   int64_t count;
   int how;     /* VARYING and NUMBER bits */
   bool linear; /* true if a single merged dimension remains */
@@ -164,17 +172,38 @@ mpg_status launch_fast(const mpg_kernel_call *call, const operands &o) {
 
 enum row_kind { ALL, FLOATS };
 
+float rounded_scalar(double value, mpg_dtype dtype) {
+  return dtype == MPG_FLOAT16    ? mpg_to<float>(mpg_to<mpg_half>(value))
+         : dtype == MPG_BFLOAT16 ? mpg_to<float>(mpg_to<mpg_bfloat16>(value))
+                                 : (float)value;
+}
+
 template <class F>
 mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const operands &o) {
+  bool same = o.dtype == o.out_dtype;
   switch (o.dtype) {
-    case MPG_FLOAT32: return launch_fast<F, float>(call, o);
-    case MPG_FLOAT16: return launch_fast<F, mpg_half>(call, o);
-    case MPG_BFLOAT16: return launch_fast<F, mpg_bfloat16>(call, o);
+    case MPG_FLOAT32:
+      if (same) return launch_fast<F, float>(call, o);
+      break;
+    case MPG_FLOAT16:
+      if (same) return launch_fast<F, mpg_half>(call, o);
+      break;
+    case MPG_BFLOAT16:
+      if (same) return launch_fast<F, mpg_bfloat16>(call, o);
+      break;
     default: break;
   }
-  char compute = o.dtype == MPG_FLOAT64 || kind == FLOATS ? 'd' : o.dtype == MPG_INT64 ? 'l' : 'i';
+  /* NumPy compares integers with the number itself, not with its integer part. */
+  bool part = !same && o.scalar != trunc(o.scalar);
+  char compute = o.dtype == MPG_FLOAT64 || kind == FLOATS ? 'd'
+                 : mpg_dtype_is_float(o.dtype)            ? 'f'
+                 : part                                   ? 'd'
+                 : o.dtype == MPG_INT64                   ? 'l'
+                                                          : 'i';
   number value;
-  if (compute == 'd')
+  if (compute == 'f')
+    value.f32 = rounded_scalar(o.scalar, o.dtype);
+  else if (compute == 'd')
     value.f64 = o.scalar;
   else if (compute == 'l')
     value.i64 = mpg_whole(o.scalar);
@@ -184,7 +213,8 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
     value.i32 = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
   }
   return mpg_cuda_launch(call, any_kernel, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, row,
-                         compute, o.dtype, o.a, o.b, o.out, o.count, o.how, value, o.at);
+                         compute, o.dtype, o.out_dtype, o.a, o.b, o.out, o.count, o.how, value,
+                         o.at);
 }
 
 mpg_status launch_binary(const mpg_kernel_call *call, mpg_formula formula, const operands &o) {
@@ -238,6 +268,7 @@ mpg_status mpg_cuda_binary(const mpg_kernel_call *call) {
   o.b = b->data;
   o.out = out->data;
   o.dtype = a->desc.dtype;
+  o.out_dtype = out->desc.dtype;
   o.count = count_of(out);
   collapse(&o, &a->desc.shape, &b->desc.shape, &out->desc.shape);
   return launch_binary(call, mpg_formula_of(call->op, call->params), o);
@@ -248,6 +279,7 @@ mpg_status mpg_cuda_scalar(const mpg_kernel_call *call) {
   o.a = call->inputs[0].data;
   o.out = call->outputs[0].data;
   o.dtype = call->inputs[0].desc.dtype;
+  o.out_dtype = call->outputs[0].desc.dtype;
   o.count = count_of(&call->outputs[0]);
   o.linear = true;
   o.scalar = ((const mpg_scalar_params *)call->params)->scalar;

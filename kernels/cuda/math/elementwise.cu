@@ -59,14 +59,14 @@ __global__ void unary_kernel(const T *in, T *out, int64_t count, bool aligned, n
     out[i] = mpg_to<T>(F::at(mpg_to<float>(in[i]), constants.values));
 }
 
-__global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, const void *in, void *out,
-                                 int64_t count, numbers constants) {
+__global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, mpg_dtype out_dtype,
+                                 const void *in, void *out, int64_t count, numbers constants) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   if (whole)
-    mpg_store_any(dtype, out, i, row_of_whole(row, mpg_load_any<int64_t>(dtype, in, i)));
+    mpg_store_any(out_dtype, out, i, row_of_whole(row, mpg_load_any<int64_t>(dtype, in, i)));
   else
-    mpg_store_any(dtype, out, i,
+    mpg_store_any(out_dtype, out, i,
                   row_of_double(row, mpg_load_any<double>(dtype, in, i), constants.values));
 }
 
@@ -85,19 +85,19 @@ mpg_status launch_fast(const mpg_kernel_call *call, const numbers &constants) {
 
 template <class F>
 mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, numbers constants) {
-  mpg_dtype dtype = call->inputs[0].desc.dtype;
-  switch (dtype) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype, out_dtype = call->outputs[0].desc.dtype;
+  switch (dtype == out_dtype ? dtype : MPG_DTYPE_NONE) {
     case MPG_FLOAT32: return launch_fast<F, float>(call, constants);
     case MPG_FLOAT16: return launch_fast<F, mpg_half>(call, constants);
     case MPG_BFLOAT16: return launch_fast<F, mpg_bfloat16>(call, constants);
     default: break;
   }
-  bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == EXACT || kind == ROUNDING);
+  bool whole = !mpg_dtype_is_float(dtype) && (kind == WHOLE || kind == EXACT || kind == ROUNDING);
   int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
                          kind == ROUNDING && whole ? (int)MPG_UNARY_whole : row, whole, dtype,
-                         (const void *)call->inputs[0].data, call->outputs[0].data, count,
-                         constants);
+                         out_dtype, (const void *)call->inputs[0].data, call->outputs[0].data,
+                         count, constants);
 }
 /* Launches the kernel for the call's formula and sets *status. Returns false if the op has no
  * formula. */

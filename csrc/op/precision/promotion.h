@@ -1,0 +1,26 @@
+/* Promotion of dtypes in NumPy's dialect (mpg_op_is_numpy).
+ *
+ * Kernels of arithmetic take operands of one dtype. An op with MPG_OP_PROMOTES or MPG_OP_DIVIDES is
+ * inferred as if its inputs had their common dtype, and the caller casts them to it before the
+ * call. These functions are stateless and may be called from any thread. */
+#ifndef MPG_OP_PRECISION_PROMOTION_H
+#define MPG_OP_PRECISION_PROMOTION_H
+
+#include "op/op.h"
+
+/* Returns the dtype of the sum of two arrays. A float wins over an integer, a wide dtype over a
+ * narrow one, and anything over bool. Two dtypes of the same size give the next larger one. */
+mpg_dtype mpg_promoted_dtype(mpg_dtype a, mpg_dtype b);
+
+/* True if the op may cast its inputs. */
+static inline bool mpg_op_promotes(const mpg_op *op) {
+  return mpg_op_is_numpy(op) && op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES);
+}
+/* Returns the dtype to which such an op casts its inputs, given the dtypes of its first and last
+ * input, or MPG_DTYPE_NONE if one is unknown. */
+mpg_dtype mpg_promotion_target(const mpg_op *op, mpg_dtype first, mpg_dtype last);
+/* Returns the op that such an op is for operands of `dtype`. A sum of bools is a logical or, and a
+ * product a logical and. */
+mpg_op_id mpg_promoted_op(const mpg_op *op, mpg_dtype dtype);
+
+#endif

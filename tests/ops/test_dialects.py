@@ -1,0 +1,134 @@
+"""NumPy's dialect of ops: results without dimensions, bools, promotion, and the kinds of arrays."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+
+DTYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+WIDTH = {"bool": 0, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+WIDTH |= {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+def array(values, dtype="float32"):
+    return nd.array(values, dtype=dtype).as_np_ndarray()
+
+
+def name(x):
+    return _core.dtype_name(x.dtype)
+
+
+def common(a, b):
+    """Returns the dtype of the sum of two arrays."""
+    if "bool" in (a, b):
+        return b if a == "bool" else a
+    if ("float" in a) != ("float" in b):
+        return a if "float" in a else b
+    if WIDTH[a] != WIDTH[b]:
+        return max(a, b, key=WIDTH.get)
+    return a if a == b else "float32" if "float" in a else "int32"
+
+
+@pytest.mark.parametrize("a", DTYPES)
+@pytest.mark.parametrize("b", DTYPES)
+def test_arithmetic_promotes_dtypes(a, b):
+    x, y = array([3, 2, 3], a), array([2, 1, 1], b)
+    wanted = common(a, b)
+    assert name(x + y) == name(x * y) == wanted
+    assert name(x / y) == (wanted if "float" in wanted else "float32")
+    if wanted == "bool":
+        assert (x + y).asnumpy().all() and (x * y).asnumpy().all()
+        with pytest.raises(mx.MXNetError, match="bool is not supported"):
+            x - y
+    else:
+        values = x.astype("float32").asnumpy(), y.astype("float32").asnumpy()
+        assert np.array_equal((x - y).astype("float32").asnumpy(), values[0] - values[1])
+
+
+def test_gradients_of_promoted_operands_have_their_dtypes():
+    x, y = array([1, 2], "float16"), array([3, 4], "float64")
+    x.attach_grad()
+    y.attach_grad()
+    for function in (lambda a, b: [a * b + a], _core.CachedOp(lambda a, b: [a * b + a])):
+        with autograd.record():
+            z = function(x, y)[0]
+        z.backward()
+        assert name(z) == "float64"
+        assert name(x.grad) == "float16" and x.grad.asnumpy().tolist() == [4, 5]
+        assert name(y.grad) == "float64" and y.grad.asnumpy().tolist() == [1, 2]
+
+
+CONDITIONS = {
+    "equal": lambda F, x: x == 2,
+    "greater_equal": lambda F, x: x >= x[::-1].copy() if F is np else x >= F.reverse(x, axis=0),
+    "isnan": lambda F, x: np.isnan(x) if F is np else F.contrib.isnan(x),
+    "logical_not": lambda F, x: F.logical_not(x),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("size", [1, 3, 2000])
+def test_conditions_are_bool(condition, dtype, size):
+    values = (np.arange(size) % 4).astype(dtype)
+    x = array(values, dtype)
+    function = CONDITIONS[condition]
+    expected = function(np, values)
+    for result in (function(nd, x), _core.CachedOp(lambda a: [function(nd, a)])(x)[0]):
+        assert name(result) == "bool" and type(result) is type(x)
+        assert np.array_equal(result.asnumpy(), expected)
+
+
+def test_integers_are_compared_with_fractions():
+    x = array([1, 2], "int32")
+    assert (x < 1.5).asnumpy().tolist() == [True, False]
+    assert (x == 1.5).asnumpy().tolist() == [False, False]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_reductions_have_no_dimensions(compiled):
+    def function(x):
+        return [nd.sum(x), nd.max(x), nd.dot(x[0], x[0]), nd.argmax(x, axis=1)[0], x[1, 2]]
+
+    x = array([[1, 2, 3], [4, 5, 6]])
+    results = _core.CachedOp(function)(x) if compiled else function(x)
+    assert [r.shape for r in results] == [()] * 5
+    assert [float(r) for r in results] == [21, 6, 14, 2, 6]
+    x = x.as_nd_ndarray()
+    results = _core.CachedOp(function)(x) if compiled else function(x)
+    assert [r.shape for r in results] == [(1,)] * 5
+
+
+def test_kinds_share_memory_and_gradient():
+    x = array([1, 2])
+    x.attach_grad()
+    y = x.as_nd_ndarray()
+    assert type(y) is nd.NDArray and y.as_np_ndarray().shape == (2,)
+    with autograd.record():
+        z = (y * y).sum()
+    z.backward()
+    assert z.shape == (1,) and type(x.grad) is type(x)
+    assert x.grad.asnumpy().tolist() == y.grad.asnumpy().tolist() == [2, 4]
+    y += 1
+    assert x.asnumpy().tolist() == [2, 3]
+
+
+def test_mixed_kinds_raise():
+    x, y = array([1, 2]), nd.ones(2)
+    with pytest.raises(TypeError, match=r"rhs is an array of mx.nd.*as_np_ndarray\(\)"):
+        x + y
+    with pytest.raises(TypeError, match=r"rhs is an array of mx.np.*as_nd_ndarray\(\)"):
+        y * x
+    with pytest.raises(TypeError, match=r"function is of mx.np"):
+        _core.get_op("_npi_exp")(y)
+
+
+def test_compiled_calls_of_both_kinds_differ():
+    op = _core.CachedOp(lambda x: [nd.sum(x), x])
+    x = array([1, 2])
+    for _ in range(2):
+        for given in (x, x.as_nd_ndarray()):
+            total, same = op(given)
+            assert type(total) is type(same) is type(given)
+            assert total.shape == (() if given is x else (1,))
