@@ -175,7 +175,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getat
 
 
 # Attributes that `dir` omits, because users have no use for them.
-_UNLISTED = {"TYPE_CHECKING", "annotations", "np", "numpy", "numpy_extension", "npx"}
+_UNLISTED = {"TYPE_CHECKING", "annotations"}
 
 
 def __dir__() -> list[str]:

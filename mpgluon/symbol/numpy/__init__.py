@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core
-from .symbol import Symbol
+from ... import _core
+from ..symbol import Symbol
 
 if TYPE_CHECKING:
     from typing import Any

@@ -1,0 +1,28 @@
+"""NumPy's functions for arrays on devices, as in ``mxnet.numpy``.
+
+Arrays are `ndarray`. Functions are ops of ``mx.nd`` with NumPy's names, signatures, shapes and
+dtypes, so they are recorded by autograd, traced by ``hybridize()``, and run on every device.
+"""
+
+from __future__ import annotations
+
+from .._core import ndarray
+from . import _creation, _editing, _fallback, _functions, _products, _shaping, _statistics
+from ._creation import *
+from ._editing import *
+from ._fallback import *
+from ._functions import *
+from ._products import *
+from ._shaping import *
+from ._statistics import *
+
+__all__ = [
+    "ndarray",
+    *_creation.__all__,
+    *_editing.__all__,
+    *_fallback.__all__,
+    *_functions.__all__,
+    *_products.__all__,
+    *_shaping.__all__,
+    *_statistics.__all__,
+]
