@@ -16,11 +16,11 @@ mpg_dtype mpg_promoted_dtype(mpg_dtype a, mpg_dtype b);
 static inline bool mpg_op_promotes(const mpg_op *op) {
   return mpg_op_is_numpy(op) && op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES);
 }
-/* Returns the dtype to which such an op casts its inputs, given the dtypes of its first and last
- * input, or MPG_DTYPE_NONE if one is unknown. */
+/* Returns the dtype to which a promoting op casts its inputs, given the dtypes of its first and
+ * last input, or MPG_DTYPE_NONE if one is unknown. */
 mpg_dtype mpg_promotion_target(const mpg_op *op, mpg_dtype first, mpg_dtype last);
-/* Returns the op that such an op is for operands of `dtype`. A sum of bools is a logical or, and a
- * product a logical and. */
+/* Returns the op that computes a promoting op for operands of `dtype`. A sum of bools is a logical
+ * or, and a product a logical and. */
 mpg_op_id mpg_promoted_op(const mpg_op *op, mpg_dtype dtype);
 
 #endif
