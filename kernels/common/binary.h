@@ -38,6 +38,45 @@ REMAINDER(int64_t, y == -1 ? 0 : x % y)
 INTEGER_POWER(int32_t, uint32_t, INT32_MIN)
 INTEGER_POWER(int64_t, uint64_t, INT64_MIN)
 
+/* Least common multiple, which wraps around if it is too large; 0 if an operand is 0. */
+#define LEAST_COMMON_MULTIPLE(T, U)                                          \
+  MPG_HOST_DEVICE T multiple_of_##T(T x, T y) {                              \
+    U a = x < 0 ? (U)0 - (U)x : (U)x, b = y < 0 ? (U)0 - (U)y : (U)y, u = a; \
+    if (x == 0 || y == 0) return 0;                                          \
+    for (U v = b; v;) {                                                      \
+      U rest = u % v;                                                        \
+      u = v;                                                                 \
+      v = rest;                                                              \
+    }                                                                        \
+    return (T)(a / u * b);                                                   \
+  }
+LEAST_COMMON_MULTIPLE(int32_t, uint32_t)
+LEAST_COMMON_MULTIPLE(int64_t, uint64_t)
+
+/* atan2(y, x): the arctangent of the smaller magnitude over the larger one, which is then reflected
+ * into the point's octant. */
+MPG_HOST_DEVICE float angle_of_float(float y, float x) {
+  float a = fabsf(y), b = fabsf(x), least = a < b ? a : b, most = a < b ? b : a;
+  float ratio = least == most ? (float)(most != 0) : least / most;
+  float angle = mpg_atanf(ratio);
+  angle = a > b ? 1.57079632679489662f - angle : angle;
+  angle = copysignf(1, x) < 0 ? 3.14159265358979324f - angle : angle;
+  return x != x || y != y ? x + y : copysignf(angle, y);
+}
+
+/* x * 2^y. Larger exponents are clamped because they give the same result. The double version
+ * splits the exponent, because 2^y may overflow although the result does not. It rounds the integer
+ * part such that the product with the power of the rest is no further from 1 than x is. */
+MPG_HOST_DEVICE float ldexp_of_float(float x, float y) {
+  double exponent = y > 1000 ? 1000 : y < -1000 ? -1000 : (double)y;
+  return (float)((double)x * exp2(exponent));
+}
+MPG_HOST_DEVICE double ldexp_of_double(double x, double y) {
+  double exponent = y > 5000 ? 5000 : y < -5000 ? -5000 : y;
+  double whole = fabs(x) > 1 ? ceil(exponent) : floor(exponent);
+  return y != y ? x + y : ldexp(x * exp2(exponent - whole), (int)whole);
+}
+
 MPG_HOST_DEVICE float smooth_l1_of_float(float x, float sigma) {
   float s = sigma * sigma, m = fabsf(x);
   return m < 1 / s ? 0.5f * s * x * x : m - 0.5f / s;

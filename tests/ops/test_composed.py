@@ -20,6 +20,10 @@ COMPOSED = sorted(
 )
 
 
+def hidden(name):
+    return "hidden" in _core.get_op(name).describe()["flags"]
+
+
 def states(name):
     """Positions of the inputs that are also written."""
     return [i for i, row in enumerate(_core.get_op(name).describe()["inputs"]) if row["mutable"]]
@@ -151,7 +155,7 @@ def test_large_composed_call_frees_intermediates():
     assert taken < 6 * result.size * 4, taken / (result.size * 4)
 
 
-@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("name", [name for name in COMPOSED if not hidden(name)])
 def test_symbol_of_composed_op_keeps_its_name(name):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0])

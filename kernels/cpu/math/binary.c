@@ -120,6 +120,9 @@ BYTE_ROWS(sub, x - y)
 BYTE_ROWS(mul, x *y)
 BYTE_ROWS(maximum, x > y ? x : y)
 BYTE_ROWS(minimum, x < y ? x : y)
+BYTE_ROWS(bitwise_and, x &y)
+BYTE_ROWS(bitwise_or, x | y)
+BYTE_ROWS(bitwise_xor, x ^ y)
 BYTE_ROWS(equal, x == y)
 BYTE_ROWS(not_equal, x != y)
 BYTE_ROWS(greater, x > y)
@@ -131,10 +134,11 @@ BYTE_ROWS(lesser_equal, x <= y)
 static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
 #define BYTES(name) \
   { name##_i32, name##_u8, name##_i8 }
-  static const row_fn rows[][3] = {BYTES(add),       BYTES(sub),         BYTES(mul),
-                                   BYTES(maximum),   BYTES(minimum),     BYTES(equal),
-                                   BYTES(not_equal), BYTES(greater),     BYTES(greater_equal),
-                                   BYTES(lesser),    BYTES(lesser_equal)};
+  static const row_fn rows[][3] = {BYTES(add),        BYTES(sub),          BYTES(mul),
+                                   BYTES(maximum),    BYTES(minimum),      BYTES(equal),
+                                   BYTES(not_equal),  BYTES(greater),      BYTES(greater_equal),
+                                   BYTES(lesser),     BYTES(lesser_equal), BYTES(bitwise_and),
+                                   BYTES(bitwise_or), BYTES(bitwise_xor)};
   if (dtype != MPG_UINT8 && dtype != MPG_INT8) return NULL;
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
     if (rows[k][0] == of_int32) return rows[k][dtype == MPG_UINT8 ? 1 : 2];
