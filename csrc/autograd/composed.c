@@ -91,6 +91,7 @@ fail:
 static mpg_status count_uses(array_builder *b, const mpg_op *op, const void *params,
                              int num_inputs) {
   int64_t elements = 0;
+  if (op->flags & MPG_OP_DYNAMIC) return MPG_OK; /* shapes follow only from the values */
   for (int i = 0; i < num_inputs; i++)
     elements += mpg_shape_size(&array_at(b, i)->tensor.desc.shape);
   if (elements < COUNTED_ELEMENTS) return MPG_OK;

@@ -8,7 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from samples.base import FIRST_ORDER_ONLY, all_samples
-from support.calls import call, mode, place
+from support.calls import call, call_in_block, mode, place
 
 SAMPLES = all_samples()
 OPS = sorted(_core.list_ops())
@@ -311,7 +311,7 @@ class Beside(gluon.HybridBlock):
         self.op, self.options = name, params
 
     def forward(self, x, *arrays):
-        return [x * x, *call(self.op, arrays, self.options)]
+        return [x * x, *call_in_block(self.op, arrays, self.options)]
 
 
 @pytest.mark.parametrize(

@@ -577,3 +577,31 @@ mpg_status mpg_cpu_boolean_mask_back(const mpg_kernel_call *call) {
   }
   return MPG_OK;
 }
+
+/* Writes the index of each nonzero element of a row to the next row of `out`. The last dimension
+ * changes, and `index` has the rest. Returns the number of rows of `out` that are filled. */
+static int64_t write_nonzero(const mpg_view *data, int64_t begin, int64_t n, const int64_t *index,
+                             int ndim, int64_t *out, int64_t found, int64_t count) {
+  for (int64_t i = 0; i < n && found < count; i++) {
+    if (!mpg_dtype_nonzero(data->desc.dtype, data->data, begin + i)) continue;
+    int64_t *row = out + found++ * ndim;
+    for (int d = 0; d < ndim - 1; d++) row[d] = index[d];
+    row[ndim - 1] = i;
+  }
+  return found;
+}
+
+mpg_status mpg_cpu_nonzero(const mpg_kernel_call *call) {
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  mpg_shape shape = data->desc.shape;
+  if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+  int64_t n = shape.dims[shape.ndim - 1], rows = mpg_shape_product(&shape, 0, shape.ndim - 1),
+          count = out->desc.shape.dims[0], found = 0, index[MPG_MAX_NDIM] = {0}, *to = out->data;
+  for (int64_t row = 0; row < rows && found < count; row++) {
+    found = write_nonzero(data, row * n, n, index, shape.ndim, to, found, count);
+    for (int d = shape.ndim - 2; d >= 0 && ++index[d] == shape.dims[d]; d--) index[d] = 0;
+  }
+  if (found < count)
+    memset(to + found * shape.ndim, 0, (size_t)((count - found) * shape.ndim) * sizeof *to);
+  return MPG_OK;
+}

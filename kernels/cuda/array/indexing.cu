@@ -469,6 +469,18 @@ __global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positi
   }
 }
 
+/* Writes row i of `out`: the index of element positions[i] in an array of the given shape. */
+__global__ void nonzero_kernel(const int64_t *positions, int64_t *out, int64_t count, dims shape) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t position = positions[i] < 0 ? 0 : positions[i];
+  for (int d = shape.count - 1; d > 0; d--) {
+    out[i * shape.count + d] = position % shape.values[d];
+    position /= shape.values[d];
+  }
+  out[i * shape.count] = position;
+}
+
 mpg_status masked(const mpg_kernel_call *call, bool backward) {
   const mpg_view *in = &call->inputs[0], *mask = &call->inputs[1], *out = &call->outputs[0];
   int64_t length = count_of(mask),
@@ -609,6 +621,20 @@ mpg_status mpg_cuda_unravel(const mpg_kernel_call *call) {
 }
 
 mpg_status mpg_cuda_boolean_mask(const mpg_kernel_call *call) { return masked(call, false); }
+mpg_status mpg_cuda_nonzero(const mpg_kernel_call *call) {
+  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
+  mpg_tuple shape = mpg_shape_tuple(&in->desc.shape);
+  int64_t count = out->desc.shape.dims[0];
+  if (!count) return MPG_OK;
+  if (!shape.count) shape.count = 1, shape.values[0] = 1;
+  int64_t *positions = (int64_t *)mpg_device_scratch(call->device, (size_t)count * sizeof(int64_t));
+  if (!positions) return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(mpg_cuda_launch(call, mask_places_kernel, 1, MPG_CUDA_THREADS, 0, mpg_untyped_view(in),
+                          count_of(in), count, false, positions));
+  return mpg_cuda_launch(call, nonzero_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                         (const int64_t *)positions, (int64_t *)out->data, count, dims_of(&shape));
+}
+
 mpg_status mpg_cuda_boolean_mask_back(const mpg_kernel_call *call) { return masked(call, true); }
 
 mpg_status mpg_cuda_shuffle(const mpg_kernel_call *call) {
