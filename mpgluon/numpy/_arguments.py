@@ -1,0 +1,177 @@
+"""Arguments of the functions of mx.np: axes, shapes, dtypes and constants.
+
+The helpers call ops of NumPy's dialect, so that a composition works on eager and on traced arrays.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core
+from .._core import MXNetTypeError, MXNetValueError, NDArray, bfloat16, ndarray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+op = _core.get_op
+_arange = op("_npi__arange")
+_broadcast = op("_npi__broadcast_exact")
+_concat = op("_npi_Concat")
+_full = op("_npi__full")
+_reshape = op("_npi__reshape_exact")
+_slice_axis = op("_npi_slice_axis")
+_transpose = op("_npi_transpose")
+_where = op("_npi_where")
+
+
+# --- Axes and shapes ------------------------------------------------------------------------------
+def axis_of(axis: Any, ndim: int, name: str = "axis") -> int:
+    """Returns an axis >= 0. Raises ValueError if an array with `ndim` dimensions lacks the axis."""
+    axis = operator.index(axis)
+    if not -ndim <= axis < ndim:
+        raise MXNetValueError(f"{name} {axis} is out of range for an array with {ndim} dimensions")
+    return axis % ndim
+
+
+def axes_of(axis: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
+    """Returns the axes >= 0 that an argument `axis` lists; None means all."""
+    if axis is None:
+        return tuple(range(ndim))
+    if not isinstance(axis, (tuple, list)):
+        return (axis_of(axis, ndim, name),)
+    axes = tuple(axis_of(each, ndim, name) for each in axis)
+    if len({*axes}) < len(axes):
+        raise MXNetValueError(f"{name} {axis} lists an axis twice")
+    return axes
+
+
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """Returns a shape given as an integer or a sequence of integers."""
+    return (*map(operator.index, shape),) if np.iterable(shape) else (operator.index(shape),)
+
+
+def shaped(x: ndarray, shape: Iterable[int]) -> ndarray:
+    """Reshapes an array. All sizes are literal: 0 and -1 are not codes."""
+    shape = tuple(shape)
+    return x if x.shape == shape else _reshape(x, shape=shape)
+
+
+def flat(x: ndarray) -> ndarray:
+    """Returns the elements as a vector."""
+    return x if x.ndim == 1 else _reshape(x, shape=(x.size,))
+
+
+def part(x: ndarray, axis: int, begin: int, end: int) -> ndarray:
+    """Returns the slices [begin, end) along an axis; both must be in range."""
+    return _slice_axis(x, axis=axis, begin=begin, end=end)
+
+
+def transposed(x: ndarray, axes: Sequence[int]) -> ndarray:
+    """Transposes an array, unless the order of its axes stays the same."""
+    return x if list(axes) == list(range(x.ndim)) else _transpose(x, axes=tuple(axes))
+
+
+def joined(arrays: Sequence[ndarray], axis: int, out: ndarray | None = None) -> ndarray:
+    """Concatenates arrays along an axis >= 0."""
+    return _concat(*arrays, dim=axis, out=out)
+
+
+def broadcast(x: ndarray, shape: Sequence[int]) -> ndarray:
+    """Broadcasts an array to a shape."""
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    return _broadcast(shaped(x, (1,) * (len(shape) - x.ndim) + x.shape), shape=shape)
+
+
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape to which arrays of the given shapes are broadcast."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        text = ", ".join(map(str, shapes))
+        raise MXNetValueError(f"arrays of shapes {text} cannot be broadcast together") from None
+
+
+# --- Kinds and dtypes -----------------------------------------------------------------------------
+def is_float(x: ndarray) -> bool:
+    """True if the elements are real numbers."""
+    return x.dtype == bfloat16 or np.dtype(x.dtype).kind == "f"
+
+
+def real_of(x: ndarray) -> ndarray:
+    """Converts integers and bools to float32."""
+    return x if is_float(x) else x.astype("float32")
+
+
+def check(function: str, **arrays: Any) -> None:
+    """Raises TypeError if an argument is not an array of mx.np."""
+    for name, x in arrays.items():
+        if not isinstance(x, ndarray):
+            hint = "; convert it with as_np_ndarray()" if isinstance(x, NDArray) else ""
+            raise MXNetTypeError(
+                f"{function}: {name} must be an array of mx.np, not {type(x).__name__}{hint}"
+            )
+
+
+def arrays_of(function: str, arrays: Any, name: str = "arrays") -> list[ndarray]:
+    """Returns the arrays of a sequence, or the slices of one array along its first axis."""
+    if not isinstance(arrays, (tuple, list, ndarray)):
+        raise MXNetTypeError(f"{function}: {name} must be a sequence of arrays of mx.np")
+    if isinstance(arrays, ndarray):
+        return [arrays[i] for i in range(arrays.shape[0])]
+    if not arrays:
+        raise MXNetValueError(f"{function}: {name} must have at least one array")
+    for x in arrays:
+        check(function, **{name: x})
+    return list(arrays)
+
+
+# --- Constants ------------------------------------------------------------------------------------
+def count_up(size: int, like: ndarray, dtype: Any = "int64") -> ndarray:
+    """Returns 0, ..., size - 1 on the device of an array."""
+    if size == 0:
+        return _full(shape=(0,), value=0, dtype=dtype, ctx=like.context)
+    return _arange(start=0, stop=size, dtype=dtype, ctx=like.context)
+
+
+def filled(shape: Sequence[int], value: float, like: ndarray) -> ndarray:
+    """Returns an array with the dtype and the device of another one, filled with a number."""
+    return _full(shape=tuple(shape), value=value, dtype=like.dtype, ctx=like.context)
+
+
+def constant(values: Any, like: ndarray, dtype: Any = None) -> ndarray:
+    """Returns values of the host as an array on the device of another one."""
+    dtype = like.dtype if dtype is None else dtype
+    return _core.array(np.asarray(values), like.context, dtype).as_np_ndarray()
+
+
+def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarray:
+    """Returns x if a condition is true and y otherwise, elementwise with broadcasting.
+
+    At least one of x and y must be an array; a number is converted to its dtype.
+    """
+    like = x if isinstance(x, ndarray) else y
+    parts = [value for value in (condition, x, y) if isinstance(value, ndarray)]
+    shape = common_shape(*(value.shape for value in parts))
+    left, right = (
+        broadcast(v, shape) if isinstance(v, ndarray) else filled(shape, v, like) for v in (x, y)
+    )
+    return _where(broadcast(condition, shape), left, right)
+
+
+def into(result: ndarray, out: ndarray | None) -> ndarray:
+    """Writes a result to `out` if given, and returns it. Shapes and dtypes must be equal."""
+    if out is None:
+        return result
+    check("out", out=out)
+    if out.shape != result.shape or out.dtype != result.dtype:
+        raise MXNetValueError(
+            f"out must have shape {result.shape} and dtype {_core.dtype_name(result.dtype)}, not "
+            f"{out.shape} and {_core.dtype_name(out.dtype)}"
+        )
+    return op("_npi__copyto")(result, out=out)
