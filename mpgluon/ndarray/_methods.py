@@ -13,8 +13,6 @@ from .._core import NDArray
 from .._internal import ranks
 from .._internal.hints import ARRAY, absent, present
 from ..base import MXNetError, MXNetTypeError, MXNetValueError
-from . import _numpy_compositions  # noqa: F401 - registers more NumPy functions
-from ._numpy_protocol import array_function, array_ufunc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -229,14 +227,36 @@ def ___setstate__(self, state: dict[str, Any]) -> None:
     _core.replace_array(self, array)
 
 
+def ___array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """Computes NumPy's ufuncs with ops, or on copies of the values if no op exists.
+
+    Raises MXNetError if a gradient would be lost.
+    """
+    from ..numpy import _dispatch  # first needed by programs that call NumPy's functions
+
+    return _dispatch.array_ufunc(ufunc, method, inputs, kwargs)
+
+
+def ___array_function__(
+    self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Computes NumPy's functions with ops, or on copies of the values if no op exists.
+
+    Raises MXNetError if a gradient would be lost.
+    """
+    from ..numpy import _dispatch
+
+    return _dispatch.array_function(function, args, kwargs)
+
+
 def add_methods(ops: dict[str, _core.Op]) -> None:
     """Adds the methods to NDArray. Must be called once."""
     for name in OPS:
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
     NDArray.__array_priority__ = 1000.0
-    NDArray.__array_ufunc__ = array_ufunc
-    NDArray.__array_function__ = array_function
+    NDArray.__array_ufunc__ = ___array_ufunc__
+    NDArray.__array_function__ = ___array_function__
     NDArray.__array_interface__ = property(_array_interface)
     # Names of Python 2's operators, which MXNet's arrays have as well.
     NDArray.__div__, NDArray.__rdiv__ = NDArray.__truediv__, NDArray.__rtruediv__

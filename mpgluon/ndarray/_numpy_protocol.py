@@ -4,7 +4,6 @@ Functions that this module implements with ops return NDArrays and are recorded.
 arguments and return NumPy's shapes. If NumPy converts integers to float64, they convert them to
 float32. An implementation returns NotImplemented for arguments that the ops do not support. In this
 case, and for all other functions, NumPy computes on copies of the values and returns NumPy arrays.
-This raises an error if a gradient would be lost.
 """
 
 from __future__ import annotations
@@ -62,24 +61,6 @@ _UNARY = {
     for name in "abs sign floor ceil trunc square negative reciprocal logical_not".split()
 } | {np.fabs: "abs", np.positive: "_copy", np.conjugate: "_copy"}
 _REDUCTIONS = {np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min}
-
-# Ufuncs whose results have no gradient, such as comparisons. While recording, NumPy can compute
-# them.
-_TRUTH = {np.isnan, np.isinf, np.isfinite, np.signbit, *_OPERATORS, *_BINARY} - {
-    *list(_OPERATORS)[:6],
-    *list(_BINARY)[:3],
-}
-_WITHOUT_GRADIENT = {
-    getattr(np, name)
-    for name in (
-        "all any allclose isclose array_equal array_equiv count_nonzero nonzero argwhere "
-        "flatnonzero argpartition lexsort nanargmax nanargmin searchsorted digitize bincount isin "
-        "array_repr array_str array2string result_type can_cast min_scalar_type common_type "
-        "isreal iscomplex isrealobj iscomplexobj isneginf isposinf "
-        "save savez savez_compressed savetxt"
-    ).split()
-}
-_WRITERS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
@@ -139,12 +120,6 @@ def arrays_of(values, joined=True):
     return [value.astype(dtype, copy=False) for value in made] if joined else made
 
 
-def _holds_array(value):
-    return isinstance(value, NDArray) or (
-        isinstance(value, (list, tuple)) and any(map(_holds_array, value))
-    )
-
-
 def axes_of(axis, ndim):
     """Normalizes NumPy's axis argument to axes >= 0; None means all."""
     if axis is None:
@@ -171,47 +146,7 @@ def _cast(x, dtype):
     return x if dtype is None else x.astype(dtype)
 
 
-# --- Functions without an op ----------------------------------------------------------------------
-def _refuse_recorded(name, values):
-    for value in values:
-        if isinstance(value, NDArray) and value._wants_gradient:
-            raise _core.MXNetError(
-                f"numpy.{name}: the gradient of a recorded array would be lost; use mx.nd, or "
-                "x.asnumpy() or x.detach() for the values only"
-            )
-        if isinstance(value, (list, tuple)):
-            _refuse_recorded(name, value)
-        elif isinstance(value, dict):
-            _refuse_recorded(name, value.values())
-
-
-def _copied(value):
-    if isinstance(value, NDArray):
-        return value.asnumpy()
-    if isinstance(value, (list, tuple)) and _holds_array(value):
-        return [*map(_copied, value)] if isinstance(value, list) else tuple(map(_copied, value))
-    return value
-
-
-def _by_numpy(name, call, args, kwargs, gradient):
-    """Calls NumPy on copies of the values. Results for NDArrays in ``out`` are copied to these
-    afterwards."""
-    if gradient and _core.is_recording():
-        _refuse_recorded(name, (*args, *kwargs.values()))
-    out = kwargs.get("out")
-    targets = out if isinstance(out, tuple) else (out,)
-    args = [_copied(value) for value in args]
-    copies = {key: _copied(value) for key, value in kwargs.items()}
-    result = call(*args, **copies)
-    if not any(isinstance(target, NDArray) for target in targets):
-        return result
-    written = copies["out"] if isinstance(out, tuple) else (copies["out"],)
-    for target, values in zip(targets, written):
-        if isinstance(target, NDArray):
-            target[:] = values
-    return targets[0] if len(targets) == 1 else targets
-
-
+# --- Output arrays ------------------------------------------------------------------------------
 def _into(result, out):
     """Writes the result to ``out`` if given, and returns it."""
     if out is None or result is NotImplemented:
@@ -224,19 +159,11 @@ def _into(result, out):
 
 
 # --- The protocols --------------------------------------------------------------------------------
-def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Computes NumPy's ufuncs with ops, or on copies of the values if there is no op.
-
-    Raises MXNetError if a gradient would be lost.
-    """
+def of_ufunc(ufunc: np.ufunc, method: str, inputs: Any, kwargs: dict[str, Any]) -> Any:
+    """Computes a ufunc with ops. Returns NotImplemented if no op supports the arguments."""
     if not kwargs and method == "__call__":
-        result = _of_ufunc(ufunc, inputs)
-    else:
-        result = _with_options(ufunc, method, inputs, dict(kwargs))
-    if result is not NotImplemented:
-        return result
-    call = getattr(ufunc, method)
-    return _by_numpy(ufunc.__name__, call, inputs, kwargs, gradient=ufunc not in _TRUTH)
+        return _of_ufunc(ufunc, inputs)
+    return _with_options(ufunc, method, inputs, dict(kwargs))
 
 
 def _with_options(ufunc, method, inputs, options):
@@ -244,8 +171,6 @@ def _with_options(ufunc, method, inputs, options):
         options.setdefault("axis", 0)
         options["out"] = options.get("out", (None,))[0]
         return _FUNCTIONS[_REDUCTIONS[ufunc]](*inputs, **options)
-    if method == "at" and isinstance(inputs[0], NDArray):
-        raise _core.MXNetError(f"numpy.{ufunc.__name__}.at writes into an NDArray; use x[...] = y")
     if method != "__call__" or [*options] != ["out"] or not isinstance(options["out"][0], NDArray):
         return NotImplemented
     if not any(isinstance(x, NDArray) for x in inputs):
@@ -293,23 +218,10 @@ def _of_ufunc(ufunc, inputs):
     return NotImplemented
 
 
-def array_function(
-    self: NDArray, function: Any, types: Any, args: Any, kwargs: dict[str, Any]
-) -> Any:
-    """Computes NumPy's functions with ops, or on copies of the values if there is no op.
-
-    Raises MXNetError if a gradient would be lost.
-    """
-    if function in _FUNCTIONS:
-        result = _FUNCTIONS[function](*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-    if function in _WRITERS and args and isinstance(args[0], NDArray):
-        raise _core.MXNetError(
-            f"numpy.{function.__name__} writes into an NDArray; assign with x[...] = values"
-        )
-    gradient = function not in _WITHOUT_GRADIENT
-    return _by_numpy(function.__name__, function._implementation, args, kwargs, gradient)
+def of_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes a function with ops. Returns NotImplemented if no op supports the arguments."""
+    rule = _FUNCTIONS.get(function)
+    return NotImplemented if rule is None else rule(*args, **kwargs)
 
 
 # --- Ufuncs composed of several ops ---------------------------------------------------------------

@@ -1,0 +1,159 @@
+"""NumPy's protocols for arrays: ``numpy.exp(x)``, ``numpy.concatenate([x, y])``.
+
+For arrays of mx.np, NumPy's functions call mx.np's functions of the same name, which autograd
+records. NumPy computes its other functions on copies of the values. Arrays of mx.nd have their own
+rules, in ``mpgluon.ndarray._numpy_protocol``, because their results differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core
+from .._core import ndarray
+from ..ndarray import (
+    _numpy_compositions,  # noqa: F401 - registers more rules
+    _numpy_protocol as nd_rules,
+)
+from . import _fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# Names of NumPy's functions that differ from mx.np's.
+_NAMES = {
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "amax": "max",
+    "amin": "min",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "atanh": "arctanh",
+    "concat": "concatenate",
+    "conjugate": "copy",
+    "divide": "true_divide",
+    "permute_dims": "transpose",
+}
+# Reductions of ufuncs, such as numpy.add.reduce.
+_REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+# Arguments that functions of mx.np read on the host, so that NumPy arrays remain NumPy arrays.
+_ON_HOST = frozenset(
+    "axes axis indices_or_sections k newshape obj ord pad_width q reps repeats sections shape "
+    "shift".split()
+)
+_WRITERS = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
+
+
+@functools.cache
+def _function_of(module: str, name: str) -> tuple[Callable[..., Any], inspect.Signature] | None:
+    """Returns the function of mx.np for a function of NumPy, and its signature; None if NumPy
+    computes it on copies."""
+    from .. import numpy as package
+
+    sources = {"numpy": package, "numpy.linalg": getattr(package, "linalg", None)}
+    source = sources.get(module)
+    name = name if hasattr(source, name) else _NAMES.get(name, name)
+    function = getattr(source, name, None)
+    if function is None or name in _fallback.__all__ or name in _fallback.LINALG_FUNCTIONS:
+        return None
+    return function, inspect.signature(function)
+
+
+def _by_ops(module, name, args, kwargs):
+    """Calls the function of mx.np. Returns NotImplemented if it doesn't have the arguments."""
+    found = _function_of(module, name)
+    if found is None:
+        return NotImplemented
+    function, signature = found
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        return NotImplemented
+    first = next(_fallback.arrays_in((*args, kwargs)))
+    for key, value in bound.arguments.items():
+        if key not in _ON_HOST:
+            bound.arguments[key] = _fallback.converted(
+                value, np.ndarray, lambda values: _operand(values, first)
+            )
+    try:
+        return function(*bound.args, **bound.kwargs)
+    except NotImplementedError:  # an option without an op, such as where=
+        return NotImplemented
+
+
+def _operand(values, array):
+    """Converts a NumPy array to the device of an array. As Python's numbers do, floats take the
+    dtype of an array of floats, so that NumPy's default float64 doesn't promote it."""
+    dtype = values.dtype
+    if dtype.kind == "f" and nd_rules.is_float(array.dtype):
+        dtype = array.dtype
+    return _core.array(values, array.context, dtype).as_np_ndarray()
+
+
+def _is_np(name, values):
+    """True for arrays of mx.np, False for arrays of mx.nd. Mixing the two raises TypeError."""
+    kinds = {isinstance(array, ndarray) for array in _fallback.arrays_in(values)}
+    if len(kinds) > 1:
+        raise _core.MXNetTypeError(
+            f"numpy.{name}: got arrays of both mx.np and mx.nd; use x.as_np_ndarray() or "
+            "x.as_nd_ndarray()"
+        )
+    return kinds == {True}
+
+
+def array_ufunc(ufunc: np.ufunc, method: str, inputs: Any, kwargs: dict[str, Any]) -> Any:
+    """Computes ufuncs with ops, or on copies of the values if no op exists."""
+    name = ufunc.__name__
+    if _is_np(name, (*inputs, kwargs)):
+        result = _ufunc_by_ops(name, method, inputs, kwargs)
+    else:
+        result = nd_rules.of_ufunc(ufunc, method, inputs, kwargs)
+    if result is not NotImplemented:
+        return result
+    label = name if method == "__call__" else f"{name}.{method}"
+    if method == "at":
+        _refuse_to_write(label, inputs)
+    return _fallback.on_copies(label, getattr(ufunc, method), inputs, kwargs)
+
+
+def _refuse_to_write(name, args):
+    if args and isinstance(args[0], _core.NDArray):
+        raise _core.MXNetError(f"numpy.{name} writes into an NDArray; assign with x[...] = values")
+
+
+def _ufunc_by_ops(name, method, inputs, kwargs):
+    options = dict(kwargs)
+    if "out" in options:
+        options["out"] = options["out"][0] if len(options["out"]) == 1 else options["out"]
+        if not isinstance(options["out"], ndarray):
+            return NotImplemented
+    if method == "reduce" and name in _REDUCTIONS:
+        name = _REDUCTIONS[name]
+        options.setdefault("axis", 0)
+    elif method != "__call__":
+        return NotImplemented
+    inputs = [np.asarray(x) if isinstance(x, (list, tuple)) else x for x in inputs]
+    if not any(isinstance(x, ndarray) for x in inputs):  # only `out` is an array
+        return NotImplemented
+    return _by_ops("numpy", name, inputs, options)
+
+
+def array_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes NumPy's functions with ops, or on copies of the values if no op exists."""
+    name = function.__name__
+    if _is_np(name, (args, kwargs)):
+        result = _by_ops(function.__module__, name, args, kwargs)
+    else:
+        result = nd_rules.of_function(function, args, kwargs)
+    if result is not NotImplemented:
+        return result
+    if name in _WRITERS:
+        _refuse_to_write(name, args)
+    return _fallback.on_copies(name, function._implementation, args, kwargs)
