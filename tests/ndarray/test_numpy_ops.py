@@ -67,3 +67,45 @@ def test_hybridized_blocks_call_ops_of_dynamic_shape():
         for result, wanted in zip(net(data), plain):
             np.testing.assert_array_equal(result.asnumpy(), wanted)
     assert net(nd.array([[1, 1, 1]]))[1].asnumpy().tolist() == [3]
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 5, 5)])
+def test_eigenvectors_have_length_1_and_satisfy_their_equation(shape):
+    random = np.random.RandomState(2)
+    half = random.uniform(-1, 1, shape)
+    # similar to a symmetric matrix, so that all eigenvalues are real
+    scale = random.uniform(1, 2, shape[-1])
+    a = (half + np.swapaxes(half, -1, -2)) * scale[:, None]
+    w, v = (r.asnumpy() for r in call("_eig", [nd.array(a, dtype="float64")], {}))
+    np.testing.assert_allclose(a @ v, v * w[..., None, :], atol=1e-12)
+    np.testing.assert_allclose((v * v).sum(-2), np.ones(shape[:-1]), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name, arrays, text",
+    [
+        ("_eig", [[[0, 1], [-1, 0]]], "matrix 0 has complex eigenvalues"),
+        ("_eigvals", [[[[1, 0], [0, 1]], [[0, 1], [-1, 0]]]], "matrix 1 has complex eigenvalues"),
+        ("_eigvals", [[[np.nan, 1], [1, 0]]], "not finite"),
+        ("_svd", [[[np.inf, 1], [1, 0]]], "is the matrix finite"),
+        ("_svd", [[[1], [2]]], "more rows than columns"),
+        ("_solve", [[[1, 2], [2, 4]], [1, 2]], "matrix 0 is singular"),
+        ("_solve", [[[1, 2], [2, 3]], [1, 2, 3]], "B must have"),
+        ("_solve", [[[1, 2], [2, 3]], 1], "B must have"),
+        ("_eig", [[[1, 2, 3]]], "must be square"),
+    ],
+)
+def test_matrices_without_a_result_are_refused(name, arrays, text):
+    def run():
+        call(name, [nd.array(a, dtype="float64") for a in arrays], {})[0].wait_to_read()
+
+    raises(mx.MXNetError, text, run)
+
+
+def test_svd_gradient_of_values_allows_equal_ones():
+    x = nd.array([[2, 0, 0], [0, 2, 0]])
+    x.attach_grad()
+    with mx.autograd.record():
+        values = call("_svd", [x], {})[1]
+    values.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), [[1, 0, 0], [0, 1, 0]], atol=1e-6)

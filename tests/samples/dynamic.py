@@ -28,7 +28,7 @@ def _nonzero(x):
 
 
 def _unique(x, axis=None, **returned):
-    """Like np.unique, but NaN are equal along an axis too."""
+    """Like np.unique, but also treats NaN as equal along an axis."""
     x = np.atleast_1d(x)
     keys = x
     if axis is not None and x.dtype.kind == "f":

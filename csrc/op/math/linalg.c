@@ -151,6 +151,52 @@ mpg_status mpg_infer_linalg_syevd(mpg_infer *infer) {
   return MPG_OK;
 }
 
+mpg_status mpg_infer_svd(mpg_infer *infer) {
+  bool known;
+  MPG_TRY(matrices(infer, false, &known));
+  if (!known) return MPG_OK;
+  mpg_shape a = infer->inputs[0].shape, square = a, values = a;
+  if (a.dims[a.ndim - 2] > a.dims[a.ndim - 1])
+    return mpg_infer_fail(infer,
+                          "the matrices must not have more rows than columns; transpose them");
+  square.dims[a.ndim - 1] = a.dims[a.ndim - 2];
+  values.ndim--;
+  infer->outputs[0].shape = square;
+  infer->outputs[1].shape = values;
+  infer->outputs[2].shape = a;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_solve(mpg_infer *infer) {
+  const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
+  mpg_dtype dtype =
+      infer->inputs[0].dtype == MPG_DTYPE_NONE ? infer->inputs[1].dtype : infer->inputs[0].dtype;
+  bool known;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 0, dtype));
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, dtype));
+  MPG_TRY(matrices(infer, true, &known));
+  infer->outputs[0].shape = *b;
+  if (!known || !mpg_shape_known(b)) return MPG_OK;
+  bool fit = b->ndim == a->ndim || b->ndim == a->ndim - 1;
+  for (int i = 0; fit && i < a->ndim - 1; i++) fit = a->dims[i] == b->dims[i];
+  return fit ? MPG_OK
+             : mpg_infer_fail(infer,
+                              "B must have the leading axes of A and as many rows, and one axis "
+                              "less than A or as many");
+}
+
+/* The second output, if any, has the eigenvectors. */
+mpg_status mpg_infer_eig(mpg_infer *infer) {
+  bool known;
+  MPG_TRY(matrices(infer, true, &known));
+  if (!known) return MPG_OK;
+  mpg_shape values = infer->inputs[0].shape;
+  if (infer->num_outputs > 1) infer->outputs[1].shape = values;
+  values.ndim--;
+  infer->outputs[0].shape = values;
+  return MPG_OK;
+}
+
 /* --- Gradients -------------------------------------------------------------------------------- */
 
 #define G (g->out_grads[0])
@@ -402,13 +448,105 @@ void mpg_gradient_linalg_slogdet(mpg_gradient *g) {
   if (mpg_has_value(g->out_grads[1])) g->in_grads[0] = scaled_inverse(g, g->out_grads[1]);
 }
 
+/* --- Gradients of decompositions and solutions ------------------------------------------------ */
+
+/* Emits the vectors of `a` as matrices of one row, or of one column. */
+static mpg_value as_row(mpg_gradient *g, mpg_value a) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = mpg_value_desc(g, a)->shape;
+  shape.dims[shape.ndim] = shape.dims[shape.ndim - 1];
+  shape.dims[shape.ndim++ - 1] = 1;
+  return mpg_emit_reshape(g, a, &shape);
+}
+static mpg_value as_column(mpg_gradient *g, mpg_value a) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = mpg_value_desc(g, a)->shape;
+  shape.dims[shape.ndim++] = 1;
+  return mpg_emit_reshape(g, a, &shape);
+}
+
+/* Divides by `divisor`, or by 1 where it is 0. */
+static mpg_value divide_nonzero(mpg_gradient *g, mpg_value a, mpg_value divisor) {
+  mpg_value zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, divisor, 0);
+  return mpg_divide(g, a, mpg_add(g, divisor, zero));
+}
+
+/* If only L has a gradient, dA = UT diag(dL) V. Otherwise, with D = diag(L)^-1 dV,
+ *     dA = UT (X V + D),
+ * where X has the diagonal dL - diag(D V^T). With S = D V^T diag(L) + dUT^T UT, its element (a, b)
+ * outside the diagonal is (S - S^T)_ab L_b / (L_a^2 - L_b^2). */
+void mpg_gradient_svd(mpg_gradient *g) {
+  mpg_value ut = g->outputs[0], l = g->outputs[1], v = g->outputs[2];
+  mpg_value inner = MPG_NO_VALUE, d = MPG_NO_VALUE;
+  if (!mpg_has_value(g->out_grads[0]) && !mpg_has_value(g->out_grads[2])) {
+    mpg_value rows = mpg_multiply(g, as_column(g, g->out_grads[1]), v);
+    g->in_grads[0] = product(g, ut, false, rows, false, 1);
+    return;
+  }
+  mpg_value row = as_row(g, l), column = as_column(g, l), main = arrived(g, 1);
+  mpg_value distance = mpg_multiply(g, mpg_subtract(g, column, row), mpg_add(g, column, row));
+  if (mpg_has_value(g->out_grads[2])) {
+    d = divide_nonzero(g, g->out_grads[2], column);
+    mpg_value along = product(g, d, false, v, true, 1);
+    main = mpg_subtract(g, main, extracted(g, along, 0));
+    inner = mpg_multiply(g, along, row);
+  }
+  if (mpg_has_value(g->out_grads[0])) {
+    mpg_value turned = product(g, g->out_grads[0], true, ut, false, 1);
+    inner = mpg_has_value(inner) ? mpg_add(g, inner, turned) : turned;
+  }
+  inner = divide_nonzero(g, mpg_subtract(g, inner, swapped(g, inner)), distance);
+  inner = mpg_add(g, mpg_multiply(g, inner, row), diagonal(g, main, 0));
+  mpg_value sum = product(g, inner, false, v, false, 1);
+  if (mpg_has_value(d)) sum = mpg_add(g, sum, d);
+  g->in_grads[0] = product(g, ut, false, sum, false, 1);
+}
+
+/* dB = A^-T G and dA = -dB X^T. */
+void mpg_gradient_solve(mpg_gradient *g) {
+  mpg_value b = mpg_emit2(g, MPG_OP__solve, NULL, swapped(g, g->inputs[0]), G), x = g->outputs[0];
+  if (g->status != MPG_OK) return;
+  bool vectors = mpg_value_desc(g, x)->shape.ndim < mpg_value_desc(g, g->inputs[0])->shape.ndim;
+  if (g->needed[0])
+    g->in_grads[0] = vectors ? product(g, as_column(g, b), false, as_row(g, x), false, -1)
+                             : product(g, b, false, x, true, -1);
+  if (g->needed[1]) g->in_grads[1] = b;
+}
+
+/* Emits V^-T M V^T. */
+static mpg_value in_eigenbasis(mpg_gradient *g, mpg_value v, mpg_value m) {
+  return mpg_emit2(g, MPG_OP__solve, NULL, swapped(g, v), product(g, m, false, v, true, 1));
+}
+
+/* dA = V^-T M V^T, where M has the diagonal dw. With W = V^T dV, its element (a, b) outside the
+ * diagonal is (W - V^T V diag(W))_ab / (w_b - w_a). The diagonal of this difference is 0. */
+void mpg_gradient_eig(mpg_gradient *g) {
+  mpg_value w = g->outputs[0], v = g->outputs[1], m = diagonal(g, arrived(g, 0), 0);
+  if (mpg_has_value(g->out_grads[1])) {
+    mpg_value along = product(g, v, true, g->out_grads[1], false, 1),
+              own = mpg_multiply(g, product(g, v, true, v, false, 1),
+                                 as_row(g, extracted(g, along, 0)));
+    mpg_value distance = mpg_subtract(g, as_row(g, w), as_column(g, w));
+    m = mpg_add(g, m, divide_nonzero(g, mpg_subtract(g, along, own), distance));
+  }
+  g->in_grads[0] = in_eigenbasis(g, v, m);
+}
+
+void mpg_gradient_eigvals(mpg_gradient *g) {
+  mpg_value outputs[2];
+  mpg_emit_all(g, MPG_OP__eig, NULL, 1, g->inputs, 2, outputs);
+  if (g->status == MPG_OK) g->in_grads[0] = in_eigenbasis(g, outputs[1], diagonal(g, G, 0));
+}
+
 /* --- Costs ------------------------------------------------------------------------------------ */
 
 /* Cost of factorizations and inverses: two operations per element and row. Eigendecompositions take
  * more, because they iterate. */
 mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
-  double rounds = call->op->id == MPG_OP__linalg_syevd ? 9 : 2;
+  bool iterates = call->op->id == MPG_OP__linalg_syevd || call->op->id == MPG_OP__svd ||
+                  call->op->id == MPG_OP__eig || call->op->id == MPG_OP__eigvals;
+  double rounds = iterates ? 9 : 2;
   return mpg_cost_of(call, rounds * (double)mpg_shape_size(a) * (double)a->dims[a->ndim - 2]);
 }
 
@@ -416,4 +554,10 @@ mpg_cost mpg_cost_linalg_triangular(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
   return mpg_cost_of(call,
                      (double)mpg_shape_size(&call->inputs[1].shape) * (double)a->dims[a->ndim - 1]);
+}
+
+mpg_cost mpg_cost_solve(const mpg_infer *call) {
+  const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[1].shape;
+  return mpg_cost_of(call, 2 * (double)a->dims[a->ndim - 1] *
+                               ((double)mpg_shape_size(a) / 3 + (double)mpg_shape_size(b)));
 }

@@ -18,7 +18,8 @@ struct matrices {
   const mpg_kernel_call *call;
   const mpg_openblas *blas;
   int64_t count, rows, columns;
-  int64_t n; /* side length of square matrices */
+  int64_t n;    /* side length of square matrices */
+  int64_t work; /* elements of LAPACK's work space, for svd and eig */
   int64_t offset;
   bool extract, lower; /* for extracttrian and maketrian */
   matrix_fn one;
@@ -163,6 +164,35 @@ mpg_status mpg_cpu_linalg_det(const mpg_kernel_call *call) {
   MPG_TRY(need_blas(&t, 0));
   t.count = count; /* need_blas clears it, but an empty matrix has determinant 1 */
   return run(&t, INSTANCE(det, call->inputs[0].desc.dtype), t.n * t.n, t.n, "");
+}
+
+mpg_status mpg_cpu_svd(const mpg_kernel_call *call) {
+  matrices t = matrices_of(call, &call->inputs[0]);
+  MPG_TRY(need_blas(&t, 0));
+  /* LAPACK requires 4 m^2 + 7 m elements; with more, it factorizes in blocks. */
+  t.work = (4 * t.rows + 7) * t.rows + LAPACK_BLOCK * (t.rows + t.columns);
+  MPG_TRY(need_blas(&t, t.work));
+  return run(&t, INSTANCE(svd, call->inputs[0].desc.dtype), t.rows * t.columns + t.work, 8 * t.rows,
+             "has singular values that could not be computed (is the matrix finite?)");
+}
+
+mpg_status mpg_cpu_solve(const mpg_kernel_call *call) {
+  matrices t = matrices_of(call, &call->inputs[0]);
+  const mpg_shape *b = &call->inputs[1].desc.shape;
+  bool vectors = b->ndim < call->inputs[0].desc.shape.ndim;
+  t.columns = vectors ? 1 : b->dims[b->ndim - 1];
+  MPG_TRY(need_blas(&t, 0));
+  return run(&t, INSTANCE(solve, call->inputs[0].desc.dtype), t.n * (t.n + t.columns), t.n,
+             "is singular");
+}
+
+mpg_status mpg_cpu_eig(const mpg_kernel_call *call) {
+  matrices t = matrices_of(call, &call->inputs[0]);
+  MPG_TRY(need_blas(&t, 0));
+  t.work = (4 + LAPACK_BLOCK) * t.n;
+  MPG_TRY(need_blas(&t, t.work));
+  return run(&t, INSTANCE(eig, call->inputs[0].desc.dtype), (2 * t.n + 1) * t.n + t.work, 0,
+             "has complex eigenvalues, which are not supported, or elements that are not finite");
 }
 
 static mpg_status part(const mpg_kernel_call *call, bool extract) {

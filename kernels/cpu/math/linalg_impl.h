@@ -8,14 +8,19 @@
 
 /* Each x_T below is NAME(x), the name of x in this instance. */
 #define det_T NAME(det)
+#define eig_T NAME(eig)
+#define finite_T NAME(finite)
 #define gelqf_T NAME(gelqf)
 #define inverse_T NAME(inverse)
 #define mirror_T NAME(mirror)
 #define part_T NAME(part)
 #define potrf_T NAME(potrf)
 #define potri_T NAME(potri)
+#define solve_T NAME(solve)
+#define svd_T NAME(svd)
 #define syevd_T NAME(syevd)
 #define syrk_T NAME(syrk)
+#define transpose_T NAME(transpose)
 #define triangular_T NAME(triangular)
 
 static int potrf_T(const matrices *t, int64_t i, void *scratch) {
@@ -175,4 +180,72 @@ static int part_T(const matrices *t, int64_t i, void *scratch) {
         out[place] = in[at];
     }
   return 0;
+}
+
+/* --- Decompositions and solutions ------------------------------------------------------------- */
+
+/* Iterations of LAPACK may not end for infinite elements or NaN. */
+static bool finite_T(const T *a, int64_t count) {
+  bool finite = true;
+  for (int64_t k = 0; k < count; k++) finite &= a[k] - a[k] == 0;
+  return finite;
+}
+
+/* Writes the transpose of a matrix of `rows` x `columns`. */
+static void transpose_T(const T *a, int64_t rows, int64_t columns, T *to) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < columns; c++) to[c * rows + r] = a[r * columns + c];
+}
+
+/* LAPACK sees A^T = V^T diag(L) UT^T, so its left vectors are V and its right ones UT. */
+static int svd_T(const matrices *t, int64_t i, void *scratch) {
+  int64_t m = t->rows, n = t->columns;
+  T *ut = (T *)t->call->outputs[0].data + i * m * m, *v = (T *)t->call->outputs[2].data + i * m * n;
+  T *a = scratch, *work = a + m * n;
+  int rows = (int)n, columns = (int)m, work_size = (int)t->work,
+      *places = (int *)(work + work_size), info = 0;
+  const T *in = (const T *)t->call->inputs[0].data + i * m * n;
+  if (!finite_T(in, m * n)) return 1;
+  memcpy(a, in, (size_t)(m * n) * sizeof(T));
+  t->blas->B.gesdd("S", &rows, &columns, a, &rows, (T *)t->call->outputs[1].data + i * m, v, &rows,
+                   ut, &columns, work, &work_size, places, &info, 1);
+  /* Normalize signs: the element with the largest magnitude in each row of V becomes positive. */
+  for (int64_t r = 0; r < m; r++) {
+    T *row = v + r * n, largest = 0;
+    for (int64_t c = 0; c < n; c++)
+      if ((row[c] < 0 ? -row[c] : row[c]) > (largest < 0 ? -largest : largest)) largest = row[c];
+    for (int64_t c = 0; largest < 0 && c < n; c++) row[c] = -row[c];
+    for (int64_t k = 0; largest < 0 && k < m; k++) ut[k * m + r] = -ut[k * m + r];
+  }
+  return info;
+}
+
+/* Solves the transpose of the system that LAPACK sees, for the columns of B. */
+static int solve_T(const matrices *t, int64_t i, void *scratch) {
+  int64_t n = t->n, k = t->columns;
+  T *lu = scratch, *x = lu + n * n;
+  int size = (int)n, columns = (int)k, *pivots = (int *)(x + n * k), info = 0;
+  memcpy(lu, (const T *)t->call->inputs[0].data + i * n * n, (size_t)(n * n) * sizeof(T));
+  transpose_T((const T *)t->call->inputs[1].data + i * n * k, n, k, x);
+  t->blas->B.getrf(&size, &size, lu, &size, pivots, &info);
+  if (info == 0) t->blas->B.getrs("T", &size, &columns, lu, &size, pivots, x, &size, &info, 1);
+  transpose_T(x, k, n, (T *)t->call->outputs[0].data + i * n * k);
+  return info;
+}
+
+/* Computes the eigenvalues, and the eigenvectors if there is a second output. Fails if an
+ * eigenvalue is complex. */
+static int eig_T(const matrices *t, int64_t i, void *scratch) {
+  int64_t n = t->n;
+  bool vectors = t->call->num_outputs > 1;
+  T *a = scratch, *v = a + n * n, *imaginary = v + n * n, *work = imaginary + n;
+  int size = (int)n, one = 1, work_size = (int)t->work, info = 0;
+  const T *in = (const T *)t->call->inputs[0].data + i * n * n;
+  if (!finite_T(in, n * n)) return 1;
+  transpose_T(in, n, n, a);
+  t->blas->B.geev("N", vectors ? "V" : "N", &size, a, &size, (T *)t->call->outputs[0].data + i * n,
+                  imaginary, NULL, &one, v, &size, work, &work_size, &info, 1, 1);
+  for (int64_t k = 0; k < n && info == 0; k++) info = imaginary[k] != 0;
+  if (vectors) transpose_T(v, n, n, (T *)t->call->outputs[1].data + i * n * n);
+  return info;
 }

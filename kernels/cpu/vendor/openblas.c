@@ -17,7 +17,8 @@ static bool load_functions(const mpg_library *library, char letter, void *functi
   static const char *const formats[] = {
       "scipy_cblas_%cgemm", "scipy_cblas_%ctrmm", "scipy_cblas_%ctrsm", "scipy_cblas_%csyrk",
       "scipy_%cpotrf_",     "scipy_%cpotri_",     "scipy_%cgeqrf_",     "scipy_%corgqr_",
-      "scipy_%csyevd_",     "scipy_%cgetrf_",     "scipy_%cgetri_"};
+      "scipy_%csyevd_",     "scipy_%cgetrf_",     "scipy_%cgetri_",     "scipy_%cgetrs_",
+      "scipy_%cgesdd_",     "scipy_%cgeev_"};
   _Static_assert(sizeof formats / sizeof *formats * sizeof(void *) == sizeof(mpg_openblas_f32),
                  "one name for each function");
   _Static_assert(sizeof(mpg_openblas_f32) == sizeof(mpg_openblas_f64),

@@ -41,7 +41,15 @@ enum {
                 int *info, size_t, size_t);                                                        \
   void (*getrf)(const int *m, const int *n, T *a, const int *lda, int *pivots, int *info);         \
   void (*getri)(const int *n, T *a, const int *lda, const int *pivots, T *work,                    \
-                const int *work_size, int *info);
+                const int *work_size, int *info);                                                  \
+  void (*getrs)(const char *transpose, const int *n, const int *columns, const T *a,               \
+                const int *lda, const int *pivots, T *b, const int *ldb, int *info, size_t);       \
+  void (*gesdd)(const char *vectors, const int *m, const int *n, T *a, const int *lda, T *values,  \
+                T *u, const int *ldu, T *vt, const int *ldvt, T *work, const int *work_size,       \
+                int *places, int *info, size_t);                                                   \
+  void (*geev)(const char *left, const char *right, const int *n, T *a, const int *lda, T *real,   \
+               T *imaginary, T *vl, const int *ldvl, T *vr, const int *ldvr, T *work,              \
+               const int *work_size, int *info, size_t, size_t);
 
 typedef struct mpg_openblas_f32 {
   MPG_OPENBLAS_OF(float)
