@@ -136,6 +136,7 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
       MPG_GOTO(mpg_call(mpg_op_get(MPG_OP__copy), NULL, &result, 1, NULL, 1, &out[i]));
     else
       mpg_array_copy(&outputs[i], result);
+    if (!out) outputs[i].numpy = mpg_op_is_numpy(op); /* components are ops of mx.nd */
   }
 fail:
   for (uint32_t i = 0; i < b.count; i++) mpg_array_clear(array_at(&b, i));

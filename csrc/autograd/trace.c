@@ -241,7 +241,10 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
   for (int i = 0; i < num_visible; i++)
     MPG_GOTO(mpg_trace_pause_value(trace, &values[num_inputs + i]));
   MPG_GOTO(count_values(trace));
-  for (int i = 0; i < num_visible; i++) fill(trace, values[num_inputs + i], &outputs[i]);
+  for (int i = 0; i < num_visible; i++) {
+    fill(trace, values[num_inputs + i], &outputs[i]);
+    outputs[i].numpy = mpg_op_is_numpy(op); /* nodes of a composed op are of mx.nd */
+  }
 fail:
   if (values != stack) mpg_free(values);
   if (status != MPG_OK && scope) mpg_fail_prefix(status, "in block %s", mpg_scope_text(scope));
