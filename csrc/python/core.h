@@ -50,6 +50,13 @@ typedef enum mpg_py_binary {
   MPG_PY_OR,
   MPG_PY_XOR,
   MPG_PY_HYPOT,
+  MPG_PY_ARCTAN2,
+  MPG_PY_COPYSIGN,
+  MPG_PY_LDEXP,
+  MPG_PY_LCM,
+  MPG_PY_BIT_AND,
+  MPG_PY_BIT_OR,
+  MPG_PY_BIT_XOR,
   MPG_PY_BINARY_COUNT
 } mpg_py_binary;
 
@@ -75,6 +82,10 @@ typedef struct mpg_py_state {
   PyObject *ops_by_name;                          /* dict that maps names and aliases to _core.Op */
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
+  /* Class of symbols, and the function that makes nodes of them; NULL until the package sets them.
+   */
+  PyObject *symbol_type, *symbol_node;
+  PyTypeObject *numpy_function_type;
   PyObject *no_value; /* default value that means "not given", like numpy._NoValue */
   int exit_status;    /* exit status to set when the process ends; 0 keeps Python's own */
 } mpg_py_state;
@@ -198,6 +209,9 @@ mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tens
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
 /* Broadcasts an array. Returns a new reference, to `self` if the shapes are equal. */
 PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
+/* Returns a new reference to the array as one of mx.np or mx.nd, which shares its memory and
+ * gradient. */
+PyObject *mpg_py_as_kind(PyObject *self, bool numpy);
 extern PyMethodDef mpg_py_array_methods[]; /* method.c */
 extern PyGetSetDef mpg_py_array_properties[], mpg_py_numpy_properties[];
 
@@ -224,7 +238,13 @@ PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *s
 PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */
-int mpg_py_number_init(void);             /* looks up the ops that implement the operators */
+int mpg_py_number_init(void); /* looks up the ops that implement the operators */
+/* Returns the operator whose op for two arrays is `op` or its NumPy descriptor, or
+ * MPG_PY_BINARY_COUNT. */
+mpg_py_binary mpg_py_binary_of(const mpg_op *op);
+/* Applies an operator to two operands, of which at least one is an array, and writes the result
+ * into `out` unless it is NULL. Returns NotImplemented for unknown types of operands. */
+PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out);
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */
 extern PyMethodDef mpg_py_number_methods[];
 
@@ -274,7 +294,8 @@ mpg_device *mpg_py_device(PyObject *object);
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
-/* --- Ops (op.c, docstring.c, params.c, extension.c) ------------------------------------------- */
+/* --- Ops (call.c, op.c, function.c, docstring.c, params.c, extension.c)
+ * ------------------------------------------- */
 /* Converts a text to a str and frees it. */
 PyObject *mpg_py_take_text(mpg_text *text);
 /* Returns the docstring of an op. `names` holds the names of its inputs, then of its parameters. */
@@ -302,6 +323,8 @@ extern PyMethodDef mpg_py_op_methods[];
 /* Creates the _core.Op for a row of the op table and adds it to `_core.ops` under the op's name.
  * Returns a new reference. */
 PyObject *mpg_py_op_add(const mpg_op *op);
+int mpg_py_function_init(PyObject *module); /* function.c */
+extern PyMethodDef mpg_py_function_methods[];
 extern PyMethodDef mpg_py_extension_methods[];  /* extension.c */
 extern PyMethodDef mpg_py_gpu_module_methods[]; /* gpu_module.c */
 extern PyMethodDef mpg_py_precision_methods[];  /* precision.c */

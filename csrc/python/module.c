@@ -35,6 +35,7 @@ static int add_functions(PyObject *module) {
                                  mpg_py_dlpack_methods,
                                  mpg_py_number_methods,
                                  mpg_py_op_methods,
+                                 mpg_py_function_methods,
                                  mpg_py_autograd_methods,
                                  mpg_py_runtime_methods,
                                  mpg_py_profiler_methods,
@@ -72,7 +73,8 @@ static int fill_module(PyObject *module) {
     return -1;
   }
   if (mpg_py_exchange_init(module) < 0 || mpg_py_context_init(module) < 0 ||
-      mpg_py_array_init(module) < 0 || mpg_py_op_init(module) < 0 || mpg_py_number_init() < 0 ||
+      mpg_py_array_init(module) < 0 || mpg_py_op_init(module) < 0 ||
+      mpg_py_function_init(module) < 0 || mpg_py_number_init() < 0 ||
       mpg_py_autograd_init(module) < 0 || add_functions(module) < 0)
     return -1;
   if (mpg_py_cached_op_init(module) < 0 || mpg_py_io_init(module) < 0 ||

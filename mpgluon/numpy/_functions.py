@@ -2,4 +2,11 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from ._elementwise import ELEMENTWISE
+from ._table import make
+
+_MADE = make("mpgluon.numpy", ELEMENTWISE)
+
+globals().update(_MADE)
+
+__all__ = [*_MADE]

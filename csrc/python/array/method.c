@@ -311,7 +311,7 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   MPG_PY_TRY(mpg_autograd_mark_variable(array, number, NULL));
   Py_RETURN_NONE;
 }
-static PyObject *as_kind(PyObject *self, bool numpy) {
+PyObject *mpg_py_as_kind(PyObject *self, bool numpy) {
   if (mpg_py_array_of(self)->numpy == numpy) return Py_NewRef(self);
   PyObject *result = mpg_py_array_new(numpy);
   if (result == NULL) return NULL;
@@ -321,10 +321,10 @@ static PyObject *as_kind(PyObject *self, bool numpy) {
   return mpg_py_raise(status);
 }
 static PyObject *as_np_ndarray(PyObject *self, PyObject *Py_UNUSED(unused)) {
-  return as_kind(self, true);
+  return mpg_py_as_kind(self, true);
 }
 static PyObject *as_nd_ndarray(PyObject *self, PyObject *Py_UNUSED(unused)) {
-  return as_kind(self, false);
+  return mpg_py_as_kind(self, false);
 }
 static PyObject *detach(PyObject *self, PyObject *Py_UNUSED(unused)) {
   PyObject *result = mpg_py_array_new(mpg_py_array_of(self)->numpy);

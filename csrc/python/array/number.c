@@ -27,6 +27,13 @@ static const struct {
     [MPG_PY_OR] = {"broadcast_logical_or", "_logical_or_scalar", "_logical_or_scalar"},
     [MPG_PY_XOR] = {"broadcast_logical_xor", "_logical_xor_scalar", "_logical_xor_scalar"},
     [MPG_PY_HYPOT] = {"broadcast_hypot", "_hypot_scalar", "_hypot_scalar"},
+    [MPG_PY_ARCTAN2] = {"_arctan2", "_arctan2_scalar", "_rarctan2_scalar"},
+    [MPG_PY_COPYSIGN] = {"_copysign", "_copysign_scalar", "_rcopysign_scalar"},
+    [MPG_PY_LDEXP] = {"_ldexp", "_ldexp_scalar", "_rldexp_scalar"},
+    [MPG_PY_LCM] = {"_lcm", "_lcm_scalar", "_lcm_scalar"},
+    [MPG_PY_BIT_AND] = {"_bitwise_and", "_bitwise_and_scalar", "_bitwise_and_scalar"},
+    [MPG_PY_BIT_OR] = {"_bitwise_or", "_bitwise_or_scalar", "_bitwise_or_scalar"},
+    [MPG_PY_BIT_XOR] = {"_bitwise_xor", "_bitwise_xor_scalar", "_bitwise_xor_scalar"},
 };
 
 static const mpg_op *find(const char *name) { return mpg_op_find(name); }
@@ -74,6 +81,13 @@ static PyObject *missing(const char *name) {
 
 static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out);
 
+/* Calls an op that writes into `out`, and returns a new reference to that array. */
+static PyObject *call_into(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                           int num_inputs, mpg_array *out) {
+  if (mpg_py_call_out(op, params, inputs, num_inputs, out) < 0) return NULL;
+  return Py_NewRef((PyObject *)((char *)out - offsetof(mpg_py_array, array)));
+}
+
 static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar,
                                     mpg_array *out) {
   if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL)
@@ -83,7 +97,7 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
   memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
   mpg_array *array = mpg_py_array_of(self);
   if (out == NULL) return mpg_py_call(op, params, &array, 1);
-  return mpg_py_call_out(op, params, &array, 1, out) < 0 ? NULL : Py_NewRef(self);
+  return call_into(op, params, &array, 1, out);
 }
 
 /* Applies a scalar op to a bool array, which is cast to int64 first, as in MXNet. */
@@ -138,7 +152,7 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   if (out == NULL)
     result = mpg_py_call(operator->array, NULL, inputs, 2);
   else
-    result = mpg_py_call_out(operator->array, NULL, inputs, 2, out) < 0 ? NULL : Py_NewRef(self);
+    result = call_into(operator->array, NULL, inputs, 2, out);
   Py_DECREF(converted);
   return result;
 }
@@ -174,6 +188,23 @@ __attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind
   return first ? with_other(kind, a, b, false, NULL) : with_other(kind, b, a, true, NULL);
 }
 
+mpg_py_binary mpg_py_binary_of(const mpg_op *op) {
+  int kind = 0;
+  while (kind < MPG_PY_BINARY_COUNT &&
+         (mpg_py->binary[kind].array == NULL || mpg_py->binary[kind].array->id != op->id))
+    kind++;
+  return (mpg_py_binary)kind;
+}
+
+PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out) {
+  bool first = mpg_py_is_array(a);
+  if (!first || !mpg_py_is_array(b))
+    return first ? with_other(kind, a, b, false, out) : with_other(kind, b, a, true, out);
+  mpg_array *inputs[2] = {mpg_py_array_of(a), mpg_py_array_of(b)};
+  if (out == NULL) return mpg_py_call(mpg_py->binary[kind].array, NULL, inputs, 2);
+  return call_into(mpg_py->binary[kind].array, NULL, inputs, 2, out);
+}
+
 static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
   mpg_array *out = mpg_py_array_of(self);
   if (mpg_py_is_sparse(self)) {
@@ -191,7 +222,7 @@ static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
   const mpg_op *op = mpg_py->binary[kind].array;
   if (op == NULL) return missing(names[kind].array);
   mpg_array *inputs[2] = {out, mpg_py_array_of(other)};
-  return mpg_py_call_out(op, NULL, inputs, 2, out) < 0 ? NULL : Py_NewRef(self);
+  return call_into(op, NULL, inputs, 2, out);
 }
 
 #define OPERATOR(function, kind)                                                              \

@@ -1,0 +1,142 @@
+"""Functions of mx.np that are ops: signatures, arguments and results against NumPy's."""
+
+import inspect
+import pickle
+import pydoc
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+
+FUNCTIONS = {
+    name: value for name, value in vars(mx.np).items() if isinstance(value, _core.NumPyFunction)
+}
+ELEMENTWISE = {name: f for name, f in FUNCTIONS.items() if "casting" in f.arguments}
+INTEGERS = ("bitwise_not", "invert", "lcm", "bitwise_and", "bitwise_or", "bitwise_xor")
+CONDITIONS = (
+    *("isnan", "isinf", "isfinite", "isposinf", "isneginf", "logical_not", "equal", "not_equal"),
+    *("greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor"),
+)
+
+
+def array(values, dtype="float32"):
+    return nd.array(np.asarray(values), dtype=dtype).as_np_ndarray()
+
+
+def operands(name, count, shape=(2, 3), dtype="float32"):
+    """Returns NumPy arrays in the domain of a function."""
+    rng = np.random.default_rng(0)
+    if name in INTEGERS:
+        return [rng.integers(1, 9, shape).astype("int32") for _ in range(count)]
+    low = 1.1 if name == "arccosh" else 0.2
+    high = 0.8 if name in ("arcsin", "arccos", "arctanh") else 3
+    return [rng.uniform(low, high, shape).astype(dtype) for _ in range(count)]
+
+
+def numpys(name, values):
+    if name == "ldexp":
+        return values[0] * 2.0 ** values[1]
+    return getattr(np, name)(*values)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_functions_agree_with_numpy(name):
+    function, count = FUNCTIONS[name], 1 + ("x2" in FUNCTIONS[name].arguments)
+    for shape in ((2, 3), (), (0, 3)):
+        values = operands(name, count, shape)
+        given = [array(value, value.dtype) for value in values]
+        expected = np.asarray(numpys(name, values))
+        traced = _core.CachedOp(lambda *x: [function(*x)])(*given)[0]
+        for result in (function(*given), traced):
+            assert type(result) is mx.np.ndarray and result.shape == shape
+            assert result.dtype == ("bool" if name in CONDITIONS else values[0].dtype)
+            np.testing.assert_allclose(result.asnumpy(), expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, f in ELEMENTWISE.items() if "x2" in f.arguments])
+def test_operands_may_be_numbers(name):
+    function, (values,) = FUNCTIONS[name], operands(name, 1)
+    number = 2 if name in INTEGERS else 1.5
+    for pair in ((values, number), (number, values)):
+        given = [array(x, x.dtype) if x is values else x for x in pair]
+        expected = np.asarray(numpys(name, pair))
+        out = array(np.zeros(values.shape), expected.dtype if name in CONDITIONS else values.dtype)
+        assert function(*given, out=out) is out
+        for result in (function(*given), out, _core.CachedOp(lambda x: [function(*given)])(out)[0]):
+            assert type(result) is mx.np.ndarray
+            np.testing.assert_allclose(result.asnumpy(), expected, rtol=2e-5)
+    assert function(3, 2) == numpys(name, (3, 2)) and not isinstance(function(3, 2), nd.NDArray)
+
+
+def test_operands_broadcast():
+    a, b = np.ones((3, 1), "float32"), np.arange(2, dtype="float32")
+    assert np.array_equal(mx.np.add(array(a), array(b)).asnumpy(), a + b)
+    assert np.array_equal(mx.np.less(array(a), array(b)).asnumpy(), a < b)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_documented(name):
+    function = FUNCTIONS[name]
+    assert function.__name__ == function.__qualname__ == name
+    assert function.__module__ == "mpgluon.numpy"
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert list(inspect.signature(function).parameters) == list(function.arguments)
+    doc = function.__doc__
+    assert f"\n\nSource: numpy.{name}\n\nExamples\n--------\n>>> " in doc and f"np.{name}(" in doc
+    assert inspect.isroutine(function) and doc.split("\n")[0] in pydoc.render_doc(function)
+
+
+def test_options_of_ufuncs_must_keep_their_defaults():
+    x = array([1, 2])
+    assert mx.np.exp(x, where=True, casting="same_kind", order="K", dtype=None, subok=True).size
+    for option in ({"where": False}, {"subok": False}, {"dtype": "int8"}, {"casting": "safe"}):
+        with pytest.raises(NotImplementedError, match=f"exp: {next(iter(option))} must be"):
+            mx.np.exp(x, **option)
+    for option in ({"dtype": "abcdefg"}, {"casting": "mxnet"}):
+        with pytest.raises(TypeError, match=f"exp: {next(iter(option))} is invalid"):
+            mx.np.exp(x, **option)
+
+
+def test_misuse_raises():
+    x = array([1, 2])
+    for wrong, match in (
+        (lambda: mx.np.exp([1, 2]), "must be an mx.np.ndarray, got list"),
+        (lambda: mx.np.add(x, [1, 2]), "must be an mx.np.ndarray, got list"),
+        (lambda: mx.np.exp(nd.ones(2)), "is an array of mx.nd"),
+        (lambda: mx.np.add(nd.ones(2), 1), "is an array of mx.nd"),
+        (lambda: mx.np.exp(x, out=nd.ones(2)), "out is an array of mx.nd"),
+        (lambda: mx.np.exp(), "missing"),
+        (lambda: mx.np.exp(x, axis=1), "no parameter 'axis'"),
+        (lambda: mx.np.exp(x, x=x), "given twice"),
+        (lambda: mx.np.exp(x, None, True), "at most 2 positional"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            wrong()
+
+
+def test_functions_are_recorded():
+    x, y = array([1, 2]), array([3, 4])
+    x.attach_grad()
+    with autograd.record():
+        z = mx.np.multiply(mx.np.exp(x), mx.np.add(y, 1))
+    z.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), np.exp([1, 2]) * [4, 5], rtol=1e-6)
+
+
+def test_symbols_are_passed_to_the_registered_function():
+    class Fake:
+        pass
+
+    calls, symbol = [], Fake()
+    previous = _core.set_symbol_node(Fake, lambda *args: calls.append(args))
+    try:
+        mx.np.exp(symbol, name="node")
+        mx.np.subtract(2, symbol)
+        mx.np.subtract(symbol, symbol)
+    finally:
+        _core.set_symbol_node(*previous)
+    assert calls[0] == ("_npi_exp", [symbol], {}, "node")
+    assert calls[1][1:] == ([symbol], {"scalar": 2}, None) and calls[1][0].startswith("_npi_r")
+    assert calls[2][1:] == ([symbol, symbol], {}, None)
