@@ -7,11 +7,23 @@ dtypes, so they are recorded by autograd, traced by ``hybridize()``, and run on 
 from __future__ import annotations
 
 from .._core import ndarray
-from . import _creation, _editing, _fallback, _functions, _products, _shaping, _statistics
+from . import (
+    _creation,
+    _diagonals,
+    _editing,
+    _fallback,
+    _functions,
+    _joining,
+    _products,
+    _shaping,
+    _statistics,
+)
 from ._creation import *
+from ._diagonals import *
 from ._editing import *
 from ._fallback import *
 from ._functions import *
+from ._joining import *
 from ._products import *
 from ._shaping import *
 from ._statistics import *
@@ -19,9 +31,11 @@ from ._statistics import *
 __all__ = [
     "ndarray",
     *_creation.__all__,
+    *_diagonals.__all__,
     *_editing.__all__,
     *_fallback.__all__,
     *_functions.__all__,
+    *_joining.__all__,
     *_products.__all__,
     *_shaping.__all__,
     *_statistics.__all__,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
-from .._core import MXNetTypeError, MXNetValueError, NDArray, bfloat16, ndarray
+from .._core import MXNetTypeError, MXNetValueError, NDArray, NotSupportedError, ndarray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,6 +52,11 @@ def axes_of(axis: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
 def shape_of(shape: Any) -> tuple[int, ...]:
     """Returns a shape given as an integer or a sequence of integers."""
     return (*map(operator.index, shape),) if np.iterable(shape) else (operator.index(shape),)
+
+
+def cube_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape with three dimensions for a shape with fewer dimensions."""
+    return {0: (1, 1, 1), 1: (1, *shape, 1), 2: (*shape, 1)}[len(shape)]
 
 
 def shaped(x: ndarray, shape: Iterable[int]) -> ndarray:
@@ -100,7 +105,7 @@ def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 # --- Kinds and dtypes -----------------------------------------------------------------------------
 def is_float(x: ndarray) -> bool:
     """True if the elements are real numbers."""
-    return x.dtype == bfloat16 or np.dtype(x.dtype).kind == "f"
+    return "float" in _core.dtype_name(x.dtype)
 
 
 def real_of(x: ndarray) -> ndarray:
@@ -116,6 +121,12 @@ def check(function: str, **arrays: Any) -> None:
             raise MXNetTypeError(
                 f"{function}: {name} must be an array of mx.np, not {type(x).__name__}{hint}"
             )
+
+
+def check_order(function: str, order: str) -> None:
+    """Raises NotImplementedError for an order of elements other than C."""
+    if order != "C":
+        raise NotSupportedError(f"{function}: order must be 'C', not {order!r}")
 
 
 def arrays_of(function: str, arrays: Any, name: str = "arrays") -> list[ndarray]:
@@ -144,10 +155,9 @@ def filled(shape: Sequence[int], value: float, like: ndarray) -> ndarray:
     return _full(shape=tuple(shape), value=value, dtype=like.dtype, ctx=like.context)
 
 
-def constant(values: Any, like: ndarray, dtype: Any = None) -> ndarray:
-    """Returns values of the host as an array on the device of another one."""
-    dtype = like.dtype if dtype is None else dtype
-    return _core.array(np.asarray(values), like.context, dtype).as_np_ndarray()
+def constant(values: Any, context: Any, dtype: Any) -> ndarray:
+    """Returns values of the host as an array on a device."""
+    return _core.array(np.asarray(values), context, dtype).as_np_ndarray()
 
 
 def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarray:

@@ -528,7 +528,7 @@ def _stretched(x, front):
 
 
 def _integer_matmul(a, b):
-    """Multiplies matrices of integers, for which there is no matrix product."""
+    """Multiplies matrices of integers, which dot does not support."""
     rows, columns = a.ndim > 1, b.ndim > 1
     dots = "..." if max(a.ndim, b.ndim) > 2 else ""
     left = dots * (a.ndim > 2) + "i" * rows + "j"

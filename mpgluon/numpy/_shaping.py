@@ -1,5 +1,404 @@
-"""Functions of mx.np that join, split and rearrange arrays, composed of ops."""
+"""Functions of mx.np that rearrange arrays, composed of ops."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import math
+import operator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .._core import MXNetTypeError, MXNetValueError, ndarray
+from ._arguments import (
+    axes_of,
+    axis_of,
+    broadcast,
+    check,
+    check_order,
+    common_shape,
+    constant,
+    cube_of,
+    filled,
+    flat,
+    joined,
+    op,
+    part,
+    shape_of,
+    shaped,
+    transposed,
+)
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = [
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "broadcast_arrays",
+    "fliplr",
+    "flipud",
+    "pad",
+    "ravel",
+    "resize",
+    "roll",
+    "rot90",
+]
+
+_max = op("_npi_max")
+_min = op("_npi_min")
+_repeat = op("_npi_repeat")
+_reverse = op("_npi_reverse")
+_take = op("_npi_take")
+_tile = op("_npi_tile")
+
+
+# --- Dimensions -----------------------------------------------------------------------------------
+def _at_least(name, arrays, ndim, shape_of):
+    """Reshapes arrays with fewer than `ndim` dimensions. `shape_of` maps their shapes."""
+    for x in arrays:
+        check(name, arys=x)
+    made = [x if x.ndim >= ndim else shaped(x, shape_of(x.shape)) for x in arrays]
+    return made[0] if len(made) == 1 else made
+
+
+def atleast_1d(*arys: ndarray) -> ndarray | list[ndarray]:
+    """Converts arrays without dimensions to shape ``(1,)``.
+
+    Returns
+    -------
+    ndarray or list of ndarray
+        An array for one argument, otherwise a list.
+
+    Source: numpy.atleast_1d
+
+    Examples
+    --------
+    >>> mx.np.atleast_1d(mx.nd.array([[1, 2]]).as_np_ndarray().sum()).shape
+    (1,)
+    """
+    return _at_least("atleast_1d", arys, 1, lambda shape: (1,))
+
+
+def atleast_2d(*arys: ndarray) -> ndarray | list[ndarray]:
+    """Inserts axes of size 1 before the axes of arrays with fewer than two dimensions.
+
+    Returns
+    -------
+    ndarray or list of ndarray
+        An array for one argument, otherwise a list.
+
+    Source: numpy.atleast_2d
+
+    Examples
+    --------
+    >>> mx.np.atleast_2d(mx.nd.array([1, 2]).as_np_ndarray()).shape
+    (1, 2)
+    """
+    return _at_least("atleast_2d", arys, 2, lambda shape: (1, *shape) if shape else (1, 1))
+
+
+def atleast_3d(*arys: ndarray) -> ndarray | list[ndarray]:
+    """Converts arrays with fewer than three dimensions: shape ``(n,)`` becomes ``(1, n, 1)``, and
+    ``(m, n)`` becomes ``(m, n, 1)``.
+
+    Returns
+    -------
+    ndarray or list of ndarray
+        An array for one argument, otherwise a list.
+
+    Source: numpy.atleast_3d
+
+    Examples
+    --------
+    >>> mx.np.atleast_3d(mx.nd.array([1, 2]).as_np_ndarray()).shape
+    (1, 2, 1)
+    """
+    return _at_least("atleast_3d", arys, 3, cube_of)
+
+
+def ravel(x: ndarray, order: str = "C") -> ndarray:
+    """Returns the elements as a vector, in C order.
+
+    Raises
+    ------
+    NotImplementedError
+        If `order` is not ``"C"``.
+
+    Source: numpy.ravel
+
+    Examples
+    --------
+    >>> mx.np.ravel(mx.nd.array([[1, 2], [3, 4]]).as_np_ndarray()).asnumpy().tolist()
+    [1.0, 2.0, 3.0, 4.0]
+    """
+    check("ravel", x=x)
+    check_order("ravel", order)
+    return op("_npi__reshape_exact")(x, shape=(x.size,))
+
+
+def broadcast_arrays(*args: ndarray) -> list[ndarray]:
+    """Broadcasts arrays to their common shape.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not match.
+
+    Source: numpy.broadcast_arrays
+
+    Examples
+    --------
+    >>> x, y = (mx.nd.ones(shape).as_np_ndarray() for shape in ((3, 1), (1, 2)))
+    >>> [z.shape for z in mx.np.broadcast_arrays(x, y)]
+    [(3, 2), (3, 2)]
+    """
+    for x in args:
+        check("broadcast_arrays", args=x)
+    shape = common_shape(*(x.shape for x in args))
+    return [broadcast(x, shape) for x in args]
+
+
+def resize(a: ndarray, new_shape: Any) -> ndarray:
+    """Repeats or drops elements so that they fill a shape, in C order.
+
+    Parameters
+    ----------
+    a : ndarray
+        The array. If it is empty, the result is filled with 0.
+    new_shape : int or tuple of int
+        The shape of the result.
+
+    Source: numpy.resize
+
+    Examples
+    --------
+    >>> x = mx.nd.array([1, 2, 3]).as_np_ndarray()
+    >>> mx.np.resize(x, (2, 2)).asnumpy().tolist()
+    [[1.0, 2.0], [3.0, 1.0]]
+    """
+    check("resize", a=a)
+    shape = shape_of(new_shape)
+    if min(shape, default=0) < 0:
+        raise MXNetValueError(f"resize: sizes must not be negative, got {new_shape}")
+    size = math.prod(shape)
+    if not a.size:
+        return filled(shape, 0, a)
+    x = flat(a)
+    if size > x.size:
+        x = _tile(x, reps=(-(-size // x.size),))
+    return shaped(part(x, 0, 0, size), shape)
+
+
+# --- Moving elements ------------------------------------------------------------------------------
+def flipud(m: ndarray) -> ndarray:
+    """Reverses the first axis.
+
+    Raises
+    ------
+    ValueError
+        If the array has no dimensions.
+
+    Source: numpy.flipud
+
+    Examples
+    --------
+    >>> mx.np.flipud(mx.nd.array([[1, 2], [3, 4]]).as_np_ndarray()).asnumpy().tolist()
+    [[3.0, 4.0], [1.0, 2.0]]
+    """
+    return _flipped("flipud", m, 0)
+
+
+def fliplr(m: ndarray) -> ndarray:
+    """Reverses the second axis.
+
+    Raises
+    ------
+    ValueError
+        If the array has fewer than two dimensions.
+
+    Source: numpy.fliplr
+
+    Examples
+    --------
+    >>> mx.np.fliplr(mx.nd.array([[1, 2], [3, 4]]).as_np_ndarray()).asnumpy().tolist()
+    [[2.0, 1.0], [4.0, 3.0]]
+    """
+    return _flipped("fliplr", m, 1)
+
+
+def _flipped(name, m, axis):
+    check(name, m=m)
+    if m.ndim <= axis:
+        raise MXNetValueError(
+            f"{name}: the array must have at least {axis + 1} dimensions, not {m.ndim}"
+        )
+    return _reverse(m, axis=(axis,))
+
+
+def rot90(m: ndarray, k: int = 1, axes: tuple[int, int] = (0, 1)) -> ndarray:
+    """Rotates an array by 90 degrees, `k` times, in the plane of two axes.
+
+    Parameters
+    ----------
+    m : ndarray
+        An array with at least two dimensions.
+    k : int
+        The number of rotations, from the first of `axes` to the second.
+    axes : tuple of int
+        Two different axes.
+
+    Raises
+    ------
+    ValueError
+        If the axes are equal or out of range.
+
+    Source: numpy.rot90
+
+    Examples
+    --------
+    >>> mx.np.rot90(mx.nd.array([[1, 2], [3, 4]]).as_np_ndarray()).asnumpy().tolist()
+    [[2.0, 4.0], [1.0, 3.0]]
+    """
+    check("rot90", m=m)
+    if len(axes) != 2:
+        raise MXNetValueError(f"rot90: axes must be two axes, not {axes}")
+    first, second = axes_of(tuple(axes), m.ndim, "axes")
+    k = operator.index(k) % 4
+    if k == 0:
+        return op("_npi__copy")(m)
+    if k == 2:
+        return _reverse(m, axis=(first, second))
+    order = [*range(m.ndim)]
+    order[first], order[second] = second, first
+    if k == 1:
+        return transposed(_reverse(m, axis=(second,)), order)
+    return _reverse(transposed(m, order), axis=(second,))
+
+
+def roll(a: ndarray, shift: Any, axis: Any = None) -> ndarray:
+    """Moves elements along axes; those that leave the array at its end reappear at its start.
+
+    Parameters
+    ----------
+    a : ndarray
+        The array.
+    shift : int or tuple of int
+        The number of positions for each axis of `axis`.
+    axis : int or tuple of int, optional
+        The axes. By default, the elements move in C order, as in a vector.
+
+    Raises
+    ------
+    ValueError
+        If an axis is out of range, or if the numbers of shifts and axes differ.
+
+    Source: numpy.roll
+
+    Examples
+    --------
+    >>> x = mx.nd.array([[1, 2], [3, 4]]).as_np_ndarray()
+    >>> mx.np.roll(x, 1).asnumpy().tolist()
+    [[4.0, 1.0], [2.0, 3.0]]
+    >>> mx.np.roll(x, 1, axis=1).asnumpy().tolist()
+    [[2.0, 1.0], [4.0, 3.0]]
+    """
+    check("roll", a=a)
+    if axis is None:
+        total = sum(shift) if np.iterable(shift) else shift
+        return shaped(roll(flat(a), total, 0), a.shape)
+    axes = axis if np.iterable(axis) else (axis,)
+    shifts = shift if np.iterable(shift) else (shift,)
+    if len(axes) != len(shifts) and 1 not in (len(axes), len(shifts)):
+        raise MXNetValueError(f"roll: shift {shift} and axis {axis} must have equal lengths")
+    count = max(len(axes), len(shifts))
+    result = a
+    for place, distance in zip(axes * (count // len(axes)), tuple(shifts) * (count // len(shifts))):
+        place = axis_of(place, a.ndim)
+        size = a.shape[place]
+        cut = -operator.index(distance) % size if size else 0
+        if cut:
+            result = joined([part(result, place, cut, size), part(result, place, 0, cut)], place)
+    return op("_npi__copy")(a) if result is a else result
+
+
+# --- Padding --------------------------------------------------------------------------------------
+_COPIES = ("edge", "reflect", "symmetric", "wrap")
+_EXTREMES = {"maximum": _max, "minimum": _min}
+
+
+def pad(x: ndarray, pad_width: Any, mode: str = "constant", **kwargs: Any) -> ndarray:
+    """Adds elements before and after the elements of each axis.
+
+    Parameters
+    ----------
+    x : ndarray
+        The array.
+    pad_width : int or sequence
+        The numbers of elements to add: one for all, one pair for all axes, or a pair for each axis.
+    mode : str
+        ``"constant"`` adds the number `constant_values`, ``"maximum"`` and ``"minimum"`` the
+        extremes along the axis. ``"edge"`` repeats the first and the last element. ``"reflect"``
+        and ``"symmetric"`` mirror the array, without and with its outermost elements. ``"wrap"``
+        repeats the array.
+    constant_values : float
+        The number for the mode ``"constant"``, 0 by default.
+
+    Raises
+    ------
+    ValueError
+        If `pad_width` does not fit or is negative, or for an unknown mode.
+
+    Source: numpy.pad
+
+    Examples
+    --------
+    >>> x = mx.nd.array([1, 2, 3]).as_np_ndarray()
+    >>> mx.np.pad(x, (1, 2), constant_values=9).asnumpy().tolist()
+    [9.0, 1.0, 2.0, 3.0, 9.0, 9.0]
+    >>> mx.np.pad(x, (0, 2), mode="reflect").asnumpy().tolist()
+    [1.0, 2.0, 3.0, 2.0, 1.0]
+    """
+    check("pad", x=x)
+    value = kwargs.pop("constant_values", 0)
+    if kwargs or (value and mode != "constant"):
+        unknown = [*kwargs] or ["constant_values"]
+        raise MXNetValueError(f"pad: unsupported keywords {unknown} for mode '{mode}'")
+    if mode not in ("constant", *_COPIES, *_EXTREMES):
+        modes = ", ".join(["constant", *_COPIES, *_EXTREMES])
+        raise MXNetValueError(f"pad: mode must be one of {modes}, not {mode!r}")
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2))
+    except ValueError:
+        raise MXNetValueError(
+            f"pad: pad_width {pad_width} does not fit an array with {x.ndim} dimensions"
+        ) from None
+    if widths.dtype.kind not in "iu":
+        raise MXNetTypeError("pad: pad_width must be integers")
+    if (widths < 0).any():
+        raise MXNetValueError(f"pad: pad_width must not be negative, got {pad_width}")
+    result = x
+    for axis, (before, after) in enumerate(widths.tolist()):
+        if before or after:
+            result = _padded(result, axis, before, after, mode, value)
+    return op("_npi__copy")(x) if result is x else result
+
+
+def _padded(x, axis, before, after, mode, value):
+    size = x.shape[axis]
+    if mode in _COPIES:
+        if not size:
+            raise MXNetValueError(f"pad: axis {axis} is empty; use mode='constant'")
+        places = np.pad(np.arange(size), (before, after), mode=mode)
+        return _take(x, constant(places, x.context, "int64"), axis=axis)
+    ends = []
+    extreme = None if mode == "constant" else _EXTREMES[mode](x, axis=axis, keepdims=True)
+    for count in (before, after):
+        if count and extreme is not None:
+            ends.append([_repeat(extreme, repeats=count, axis=axis)])
+        elif count:
+            shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+            ends.append([filled(shape, value, x)])
+        else:
+            ends.append([])
+    return joined([*ends[0], x, *ends[1]], axis)

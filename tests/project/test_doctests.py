@@ -53,7 +53,8 @@ MODULES = [
     info.name
     for info in pkgutil.walk_packages(mx.__path__, "mpgluon.")
     if not info.name.startswith("mpgluon._internal.stubs")
-    and info.name.split(".")[1] not in ("test_utils", "numpy", "numpy_extension")
+    and info.name.split(".")[1] not in ("test_utils", "numpy_extension")
+    and info.name != "mpgluon.numpy"
     and importlib.util.find_spec(info.name).origin.endswith(".py")  # not shared libraries
 ]
 
