@@ -17,6 +17,13 @@ from . import (
     _products,
     _shaping,
     _statistics,
+    _editing,
+    _fallback,
+    _functions,
+    _products,
+    _shaping,
+    _statistics,
+    random as random,
 )
 from ._creation import *
 from ._diagonals import *

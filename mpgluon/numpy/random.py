@@ -1,0 +1,773 @@
+"""Samplers with NumPy's names and signatures, as in ``mxnet.numpy.random``.
+
+Parameters are numbers, arrays of mx.np, or values that NumPy converts to arrays. Parameters are
+broadcast, and ``size`` is the whole shape of the result. ``size=None`` gives the shape of the
+parameters: a result without dimensions if all of them are numbers.
+
+The samplers are composed of the ops of ``mx.nd.random``. Equal calls therefore give equal numbers:
+``mx.np.random.uniform(size=3)`` and ``mx.nd.random.uniform(shape=3)``. A hybridized block draws new
+numbers in every call. Draws that are a differentiable function of their parameters and of noise
+have gradients (the reparameterization trick): normal, lognormal, laplace, gumbel, logistic,
+exponential, weibull, pareto, power and rayleigh. The gradients of other draws are zero.
+
+Numbers that are invalid parameters raise MXNetError, as a ValueError, at once. Arrays are checked,
+if at all, when the numbers are drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as _np
+
+from .._core import MXNetTypeError, MXNetValueError, ndarray
+from ..random import seed as _seed
+from ._draws import Call, as_parameter, op, place_of, shape_of, values_of
+from ._selections import choice, multinomial, permutation, shuffle
+
+if TYPE_CHECKING:
+    from .._core import Context
+    from .._internal.types import DType, ShapeLike
+    from ._draws import Parameter
+
+__all__ = [
+    "beta",
+    "binomial",
+    "chisquare",
+    "choice",
+    "dirichlet",
+    "exponential",
+    "f",
+    "gamma",
+    "gumbel",
+    "laplace",
+    "logistic",
+    "lognormal",
+    "multinomial",
+    "multivariate_normal",
+    "negative_binomial",
+    "normal",
+    "pareto",
+    "permutation",
+    "poisson",
+    "power",
+    "rand",
+    "randint",
+    "randn",
+    "rayleigh",
+    "seed",
+    "shuffle",
+    "uniform",
+    "weibull",
+]
+
+
+_block, _exp, _expm1, _floor, _log = map(op, ["BlockGrad", "exp", "expm1", "floor", "log"])
+_sigmoid, _softmax, _sqrt = map(op, ["sigmoid", "softmax", "sqrt"])
+_eigenvectors = op("_linalg_syevd")
+
+
+def seed(seed: int, ctx: Context | str = "all") -> None:
+    """Sets the seed, as `mx.random.seed`. ``ctx`` is ignored, as all devices share one sequence.
+
+    Raises ValueError if the seed is not an integer.
+
+    Examples
+    --------
+    >>> np.random.seed(7)
+    >>> first = np.random.uniform(size=3).tolist()
+    >>> np.random.seed(7)
+    >>> np.random.uniform(size=3).tolist() == first
+    True
+    """
+    _seed(seed, ctx)
+
+
+def uniform(
+    low: Parameter = 0.0,
+    high: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the uniform distribution on [low, high).
+
+    Parameters
+    ----------
+    low, high
+        Bounds; low must not be above high. Their gradients are zero.
+    size
+        The shape of the result; None for the shape of the parameters.
+    dtype
+        A floating-point dtype; None for float32.
+    ctx, device
+        The device of the result; None for the parameters' or the current one.
+    out
+        The array that the numbers are written to.
+
+    Examples
+    --------
+    >>> draws = np.random.uniform(0, 10, size=(2, 3))
+    >>> draws.shape, str(draws.dtype), np.random.uniform().shape
+    ((2, 3), 'float32', ())
+    """
+    call = Call("uniform", {"low": low, "high": high}, size, dtype, place_of(ctx, device), out)
+    return call.direct("uniform", call.floats("low"), call.floats("high"))
+
+
+def normal(
+    loc: Parameter = 0.0,
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the normal distribution with mean ``loc`` and standard deviation ``scale``.
+
+    ``scale`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.normal(5, 0.1, size=(2, 3)).shape
+    (2, 3)
+    """
+    call = Call("normal", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
+    return drawn_normal(call)
+
+
+def drawn_normal(call):
+    call.require("scale")
+    loc, scale = call.floats("loc"), call.floats("scale")
+    if not call.arrays:
+        return call.direct("normal", loc, scale)
+    return call.finish(loc + scale * call.noise("normal", 0, 1))
+
+
+def randn(
+    *size: int,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the standard normal distribution, with the shape as arguments.
+
+    Examples
+    --------
+    >>> np.random.randn(2, 3).shape
+    (2, 3)
+    """
+    return normal(0.0, 1.0, size, dtype, ctx, device=device)
+
+
+def rand(
+    *size: int,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the uniform distribution on [0, 1), with the shape as arguments.
+
+    Examples
+    --------
+    >>> np.random.rand(2, 3).shape
+    (2, 3)
+    """
+    return uniform(0.0, 1.0, size, dtype, ctx, device=device)
+
+
+def lognormal(
+    mean: Parameter = 0.0,
+    sigma: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws numbers whose logarithms are normal, with mean ``mean`` and deviation ``sigma``.
+
+    ``sigma`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> bool((np.random.lognormal(size=4) > 0).asnumpy().all())
+    True
+    """
+    params = {"mean": mean, "sigma": sigma}
+    call = Call("lognormal", params, size, dtype, place_of(ctx, device), out)
+    call.require("sigma")
+    return call.finish(
+        _exp(call.floats("mean") + call.floats("sigma") * call.noise("normal", 0, 1))
+    )
+
+
+def laplace(
+    loc: Parameter = 0.0,
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the Laplace distribution with mean ``loc`` and mean distance ``scale`` from it.
+
+    ``scale`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.laplace(size=4).shape
+    (4,)
+    """
+    call = Call("laplace", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
+    call.require("scale")
+    noise = call.noise("exponential", 1) - call.noise("exponential", 1)
+    return call.finish(call.floats("loc") + call.floats("scale") * noise)
+
+
+def gumbel(
+    loc: Parameter = 0.0,
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the Gumbel distribution with mode ``loc`` and scale ``scale``.
+
+    ``scale`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.gumbel(size=4).shape
+    (4,)
+    """
+    call = Call("gumbel", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
+    call.require("scale")
+    return call.finish(call.floats("loc") - call.floats("scale") * _log(call.exponential()))
+
+
+def logistic(
+    loc: Parameter = 0.0,
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the logistic distribution with mean ``loc`` and scale ``scale``.
+
+    ``scale`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.logistic(size=4).shape
+    (4,)
+    """
+    call = Call("logistic", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
+    call.require("scale")
+    noise = _log(_expm1(call.exponential()))
+    return call.finish(call.floats("loc") + call.floats("scale") * noise)
+
+
+def exponential(
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the exponential distribution with mean ``scale``.
+
+    ``scale`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.exponential(0.5, size=4).shape
+    (4,)
+    """
+    call = Call("exponential", {"scale": scale}, size, dtype, place_of(ctx, device), out)
+    call.require("scale")
+    scale = call.floats("scale")
+    if not call.arrays:
+        return call.direct("exponential", 1 / scale if scale else float("inf"))
+    return call.finish(scale * call.noise("exponential", 1))
+
+
+def weibull(
+    a: Parameter,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the Weibull distribution with shape ``a`` and scale 1.
+
+    ``a`` must be positive. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.weibull(5, size=4).shape
+    (4,)
+    """
+    call = Call("weibull", {"a": a}, size, dtype, place_of(ctx, device), out)
+    call.require("a", positive=True)
+    return call.finish(call.exponential() ** (1 / call.floats("a")))
+
+
+def pareto(
+    a: Parameter,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the Pareto II (Lomax) distribution with shape ``a``.
+
+    Add 1 for draws from the Pareto distribution. ``a`` must be positive. The other arguments are
+    those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.pareto(3, size=4).shape
+    (4,)
+    """
+    call = Call("pareto", {"a": a}, size, dtype, place_of(ctx, device), out)
+    call.require("a", positive=True)
+    return call.finish(_expm1(call.exponential() / call.floats("a")))
+
+
+def power(
+    a: Parameter,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from [0, 1] with the density a * x ** (a - 1).
+
+    ``a`` must be positive. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.power(3, size=4).shape
+    (4,)
+    """
+    call = Call("power", {"a": a}, size, dtype, place_of(ctx, device), out)
+    call.require("a", positive=True)
+    return call.finish((-_expm1(-call.exponential())) ** (1 / call.floats("a")))
+
+
+def rayleigh(
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    dtype: DType | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the Rayleigh distribution with mode ``scale``.
+
+    ``scale`` must not be negative. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.rayleigh(2, size=4).shape
+    (4,)
+    """
+    call = Call("rayleigh", {"scale": scale}, size, dtype, place_of(ctx, device), out)
+    call.require("scale")
+    return call.finish(call.floats("scale") * _sqrt(2 * call.exponential()))
+
+
+# --- Distributions composed of gamma draws --------------------------------------------------------
+
+
+def _positive(call, key):
+    """Returns parameter `key`, which must be positive, for the op of the gamma distribution. The
+    op refuses negative elements only, so elements that are 0 are replaced by -1."""
+    call.require(key, positive=True)
+    value = call.floats(key)
+    return value - (value == 0) if isinstance(value, ndarray) else value
+
+
+def _log_gamma(call, key):
+    """Draws logarithms of gamma draws of scale 1, which doesn't underflow for small parameters: a
+    draw for `a` is a draw for `a + 1` times a uniform number to the power `1 / a`."""
+    a = _positive(call, key)
+    return _log(call.drawn("gamma", a + 1, 1)) - call.exponential() / _block_number(a)
+
+
+def _block_number(value):
+    return _block(value) if isinstance(value, ndarray) else value
+
+
+def gamma(
+    shape: Parameter,
+    scale: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the gamma distribution with shape ``shape`` and scale ``scale``.
+
+    Both must be positive. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.gamma(2, 1, size=4).shape
+    (4,)
+    """
+    call = Call("gamma", {"shape": shape, "scale": scale}, size, dtype, place_of(ctx, device), out)
+    return call.direct("gamma", _positive(call, "shape"), _positive(call, "scale"))
+
+
+def chisquare(
+    df: Parameter,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the chi-square distribution with ``df`` degrees of freedom.
+
+    ``df`` must be positive. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.chisquare(2, size=4).shape
+    (4,)
+    """
+    call = Call("chisquare", {"df": df}, size, dtype, place_of(ctx, device), out)
+    return call.direct("gamma", _positive(call, "df") / 2, 2)
+
+
+def f(
+    dfnum: Parameter,
+    dfden: Parameter,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the F distribution with ``dfnum`` and ``dfden`` degrees of freedom.
+
+    Both must be positive. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.f(5, 2, size=4).shape
+    (4,)
+    """
+    call = Call("f", {"dfnum": dfnum, "dfden": dfden}, size, dtype, place_of(ctx, device), out)
+    means = [
+        call.drawn("gamma", _positive(call, key) / 2, 1) / _block_number(call.floats(key))
+        for key in ("dfnum", "dfden")
+    ]
+    return call.finish(means[0] / means[1])
+
+
+def beta(
+    a: Parameter,
+    b: Parameter,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the beta distribution, whose density is proportional to
+    x ** (a - 1) * (1 - x) ** (b - 1).
+
+    Both must be positive. The other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> np.random.beta(2, 3, size=4).shape
+    (4,)
+    """
+    call = Call("beta", {"a": a, "b": b}, size, dtype, place_of(ctx, device), out)
+    return call.finish(_sigmoid(_log_gamma(call, "a") - _log_gamma(call, "b")))
+
+
+def dirichlet(
+    alpha: Parameter,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws probabilities of outcomes from the Dirichlet distribution.
+
+    ``alpha``, an array (..., outcomes), has the positive concentrations. ``size`` is the shape of
+    the draws for every row of ``alpha``, so the result has the shape ``(*size, *alpha.shape)``. The
+    other arguments are those of `uniform`.
+
+    Examples
+    --------
+    >>> draws = np.random.dirichlet([1, 2, 3], size=4)
+    >>> draws.shape, draws.sum(axis=-1).asnumpy().round(3).tolist()
+    ((4, 3), [1.0, 1.0, 1.0, 1.0])
+    """
+    call = Call("dirichlet", {"alpha": values_of(alpha)}, None, dtype, place_of(ctx, device), out)
+    call.shape = (*shape_of(size), *call.shape)
+    return call.finish(_softmax(_log_gamma(call, "alpha"), axis=-1))
+
+
+# --- Integers -------------------------------------------------------------------------------------
+
+
+def poisson(
+    lam: Parameter = 1.0,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws from the Poisson distribution with mean ``lam``.
+
+    ``lam`` must not be negative. ``dtype`` is any dtype; None for int64. The other arguments are
+    those of `uniform`.
+
+    Examples
+    --------
+    >>> draws = np.random.poisson(4, size=3)
+    >>> draws.shape, str(draws.dtype)
+    ((3,), 'int64')
+    """
+    call = _counting("poisson", {"lam": lam}, size, dtype, ctx, device, out)
+    call.require("lam")
+    return call.finish(call.drawn("poisson", call.floats("lam")))
+
+
+def _counting(name, params, size, dtype, ctx, device, out):
+    """Returns the call of a sampler whose results are counts. float64 holds them exactly."""
+    return Call(
+        name, params, size, dtype, place_of(ctx, device), out, default="int64", work="float64"
+    )
+
+
+def negative_binomial(
+    n: Parameter,
+    p: Parameter,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws numbers of failures before the ``n``-th success, which has probability ``p``.
+
+    ``n`` must be positive but need not be an integer, and ``p`` must be from 0 to 1. The other
+    arguments are those of `poisson`.
+
+    Examples
+    --------
+    >>> np.random.negative_binomial(3, 0.5, size=4).shape
+    (4,)
+    """
+    call = _counting("negative_binomial", {"n": n, "p": p}, size, dtype, ctx, device, out)
+    call.require("n", positive=True)
+    call.fraction("p")
+    n, p = call.floats("n"), call.floats("p")
+    if not call.arrays and n != int(n):
+        n = call.filled(n)
+    return call.finish(call.drawn("negative_binomial", n, p))
+
+
+def checked_fraction(call, key):
+    """Returns parameter `key` so that its elements outside [0, 1] raise an error when the numbers
+    are drawn: the draws for `n = 0` are 0, and their op checks the probabilities."""
+    call.fraction(key)
+    p = call.floats(key)
+    if not isinstance(p, ndarray):
+        return p
+    valid = p + (p == 0)  # the op can't draw for p = 0, which is valid here
+    return p + op("_sample_negative_binomial")(valid * 0, valid)
+
+
+def binomial(
+    n: Parameter,
+    p: Parameter,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws numbers of successes in ``n`` experiments that succeed with probability ``p``.
+
+    ``n`` must not be negative, and elements of an array ``n`` must be below 2 ** 31. ``p`` must be
+    from 0 to 1. The other arguments are those of `poisson`.
+
+    Examples
+    --------
+    >>> np.random.binomial(10, [0, 1]).tolist()
+    [0, 10]
+    """
+    call = _counting("binomial", {"n": n, "p": p}, size, dtype, ctx, device, out)
+    call.require("n")
+    n, p = call.floats("n"), call.filled(checked_fraction(call, "p"))
+    # Splits at order statistics. If n uniform numbers are drawn, the k-th smallest has the
+    # distribution beta(k, n + 1 - k). If it is at most p, k of the numbers are successes, and the
+    # n - k larger ones are uniform above it; otherwise only the k - 1 smaller ones can be
+    # successes. With the median, each step halves n.
+    steps = 31 if isinstance(n, ndarray) else int(n).bit_length()
+    n, total = call.filled(n), call.filled(0)
+    for _ in range(steps):
+        k = _floor((n + 1) / 2)
+        first = call.drawn("gamma", k + (k == 0), 1)
+        second = call.drawn("gamma", n + 1 - k, 1)
+        split = first / (first + second)
+        below = call.cast(split <= p, "float64")
+        above = 1 - below
+        total = total + k * below
+        p = below * (p - split) / (1 - split) + above * p / split
+        n = below * (n - k) + above * (k - (k > 0))
+    return call.finish(total)
+
+
+def randint(
+    low: Parameter,
+    high: Parameter | None = None,
+    size: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: ndarray | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws integers from [low, high), or from [0, low) if ``high`` is None.
+
+    Parameters
+    ----------
+    low, high
+        Integers, or arrays of integers whose difference is below 2 ** 53.
+    size
+        The shape of the result; None for the shape of the parameters.
+    dtype
+        ``int32`` or ``int64``; None for int64.
+    ctx, device
+        The device of the result; None for the parameters' or the current one.
+    out
+        The array that the numbers are written to.
+
+    Examples
+    --------
+    >>> draws = np.random.randint(3, size=(2, 4))
+    >>> draws.shape, str(draws.dtype), set(draws.asnumpy().flat) <= {0, 1, 2}
+    ((2, 4), 'int64', True)
+    """
+    if high is None:
+        low, high = 0, low
+    call = _counting("randint", {"low": low, "high": high}, size, dtype, ctx, device, out)
+    if call.dtype not in ("int32", "int64"):
+        raise MXNetTypeError(f"random.randint: dtype must be int32 or int64, got {call.dtype}")
+    if not call.arrays:
+        low, high = (int(call.params[key]) for key in ("low", "high"))
+        return call.direct("randint", low, high)
+    low, high = call.floats("low"), call.floats("high")
+    return call.finish(_floor(low + (high - low) * call.noise("uniform", 0, 1)))
+
+
+def multivariate_normal(
+    mean: Parameter,
+    cov: Parameter,
+    size: ShapeLike | None = None,
+    check_valid: str | None = None,
+    tol: float | None = None,
+    *,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    device: Context | None = None,
+) -> ndarray:
+    """Draws vectors from normal distributions.
+
+    Parameters
+    ----------
+    mean
+        The means, an array (..., n).
+    cov
+        The covariances, an array (..., n, n) of symmetric, positive semidefinite matrices. Their
+        leading axes are broadcast with those of ``mean``.
+    size
+        The shape of the draws per distribution; None for one.
+    check_valid, tol
+        Accepted for compatibility and ignored.
+    dtype
+        A floating-point dtype; None for float32.
+    ctx, device
+        The device of the result; None for the parameters' or the current one.
+
+    Returns
+    -------
+    Draws of the shape (*size, ..., n). ``mean`` has a gradient, that of ``cov`` is zero.
+
+    Examples
+    --------
+    >>> np.random.multivariate_normal([0, 5], [[1, 0], [0, 2]], size=(3,)).shape
+    (3, 2)
+    """
+    place = place_of(ctx, device)
+    for value in (mean, cov):
+        if place is None and isinstance(value, ndarray):
+            place = value.context
+    call = Call("multivariate_normal", {"mean": values_of(mean)}, None, dtype, place, None)
+    mean = call.floats("mean")
+    cov = call.cast(as_parameter(call.name, "cov", values_of(cov), call.ctx), call.work)
+    n, batch = mean.shape[-1], None
+    if cov.shape[-2:] == (n, n):
+        with contextlib.suppress(ValueError):
+            *batch, _ = _np.broadcast_shapes(mean.shape, cov.shape[:-1])
+    if batch is None:
+        raise MXNetValueError(
+            "random.multivariate_normal: mean must have the shape (..., n) and cov (..., n, n), "
+            f"but they are {mean.shape} and {cov.shape}"
+        )
+    shape = call.shape = (*shape_of(size), *batch, n)
+    if 0 in shape:
+        return call.finish(call.filled(0))
+    rows, matrices = (int(_np.prod(sizes, dtype=object)) for sizes in (shape_of(size), batch))
+    call.shape = (rows, matrices, n)
+    vectors, values = _eigenvectors(_block(cov))
+    # Rounding can make the eigenvalue 0 of a semidefinite matrix negative.
+    factors = vectors * _sqrt(op("_maximum_scalar")(values, scalar=0)).reshape((*values.shape, 1))
+    factors = factors.broadcast_to((*batch, n, n)).reshape((matrices, n, n))
+    draws = op("batch_dot")(call.noise("normal", 0, 1).transpose((1, 0, 2)), factors)
+    return call.finish(mean + draws.transpose((1, 0, 2)).reshape(shape))
