@@ -627,16 +627,40 @@ def of_contrib(module, name):
     )
 
 
+# Names that mx.np and mx.npx lack -> the replacement.
+_OF_NUMPY = {
+    "np.in1d": "np.isin",
+    "np.msort": "np.sort(x, axis=0)",
+    "np.product": "np.prod",
+    "np.random.default_rng": "mx.random.seed, and the functions of np.random",
+    "np.random.seed": "mx.random.seed",
+    "np.save": "npx.save",
+    "np.load": "npx.load",
+    "np.savez": "npx.savez",
+    "np.seterr": "numpy.seterr, which affects only NumPy",
+    "npx.array": "np.array",
+    "npx.cpu_count": "os.cpu_count",
+    "npx.random.normal": "np.random.normal",
+    "npx.random.uniform": "np.random.uniform",
+} | dict.fromkeys(
+    "np.fv np.ipmt np.irr np.mirr np.nper np.npv np.pmt np.ppmt np.pv np.rate".split(),
+    "the package numpy-financial",
+)
+
+
 def of_numpy(module, name):
-    """Returns the error for a name of MXNet's NumPy-like interface."""
-    if name.startswith("_"):
-        return of_module(module, name, {})
-    short = "npx" if module.endswith("extension") else "np"
-    return AttributeError(
-        f"mx.{short}.{name}: mpgluon does not have mx.{short}; use mx.nd, or NumPy, whose "
-        "functions accept NDArrays",
-        name=name,
-    )
+    """Returns the error for an unknown name of mx.np, mx.npx or one of their modules.
+
+    It suggests a replacement, NumPy's function, or a near name.
+    """
+    inner = module.partition(".")[2]
+    short = inner.replace("numpy_extension", "npx").replace("numpy", "np", 1)
+    ways = {name: _OF_NUMPY.get(f"{short}.{name}", "")}
+    if not ways[name] and not name.startswith("_") and inner in ("numpy", "numpy.linalg"):
+        function = getattr(sys.modules[inner], name, None)
+        if callable(function) and not isinstance(function, type):
+            ways[name] = f"{inner}.{name}, which computes on copies of the values"
+    return of_module(module, name, ways)
 
 
 def of_op(name):

@@ -6,6 +6,8 @@ dtypes, so they are recorded by autograd, traced by ``hybridize()``, and run on 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .._core import ndarray
 from . import (
     _creation,
@@ -25,10 +27,11 @@ from . import (
     _statistics,
     random as random,
 )
+from .._internal.hints import of_numpy as _of_numpy
+from . import _creation, _editing, _fallback, _functions, _products, _shaping, _statistics
 from ._creation import *
 from ._diagonals import *
 from ._editing import *
-from ._fallback import *
 from ._functions import *
 from ._joining import *
 from ._products import *
@@ -47,3 +50,11 @@ __all__ = [
     *_shaping.__all__,
     *_statistics.__all__,
 ]
+
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
+
+    def __getattr__(name: str) -> object:
+        if name not in _fallback.__all__:
+            raise _of_numpy(__name__, name)
+        function = globals()[name] = _fallback.function(name)
+        return function

@@ -61,7 +61,7 @@ def _function_of(module: str, name: str) -> tuple[Callable[..., Any], inspect.Si
     source = sources.get(module)
     name = name if hasattr(source, name) else _NAMES.get(name, name)
     function = getattr(source, name, None)
-    if function is None or name in _fallback.__all__ or name in _fallback.LINALG_FUNCTIONS:
+    if function is None or hasattr(function, "on_copies"):
         return None
     return function, inspect.signature(function)
 

@@ -7,6 +7,7 @@ and they can't be traced. `on_copies` also computes NumPy's other functions on a
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,13 @@ import numpy as np
 from .. import _core
 from .._core import NDArray, ndarray
 from ..context import current_context
-from . import _creation, _editing, _functions, _products, _shaping, _statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Functions of mx.np, with the sentence that their docstrings begin with. Functions that the
-# installed NumPy lacks, and functions that another module implements with ops, are omitted.
+# Functions of mx.np, with the sentence that their docstrings begin with. Those that the installed
+# NumPy lacks are omitted. If another module defines a name with ops, mx.np has that function.
 FUNCTIONS = {
     "allclose": "True if all elements of two arrays are equal within a tolerance.",
     "alltrue": "True if all elements are true.",
@@ -255,6 +255,7 @@ def _copying(name, function, text, module):
         _refuse_nd(name, (*args, kwargs))
         return on_copies(name, function, args, kwargs)
 
+    call.on_copies = True
     call.__name__ = call.__qualname__ = name
     call.__module__ = module
     call.__doc__ = (
@@ -266,28 +267,20 @@ def _copying(name, function, text, module):
     return call
 
 
-def functions_of(
-    numpy_module: Any, table: dict[str, str], module: str, implemented: set[str] = frozenset()
-) -> dict[str, Any]:
-    """Returns the functions of a table that this NumPy has and that are not yet implemented."""
-    made = {}
-    for name, text in table.items():
-        function = getattr(numpy_module, name, None)
-        if function is None and name in _RENAMED:
-            function = getattr(numpy_module, _RENAMED[name], None)
-        if function is not None and name not in implemented:
-            made[name] = _copying(name, function, text, module)
-    return made
+def _numpys(module, name):
+    """Returns NumPy's function, which may have been renamed, or None."""
+    return getattr(module, name, None) or getattr(module, _RENAMED.get(name, name), None)
 
 
-_modules = (_creation, _editing, _functions, _products, _shaping, _statistics)
-_made = functions_of(
-    np,
-    FUNCTIONS,
-    __package__,
-    {name for module in _modules for name in module.__all__},
-)
-globals().update(_made)
-__all__ = [*_made]
+@functools.cache
+def function(name: str) -> Callable[..., Any]:
+    """Returns mx.np's function for a name in `__all__`."""
+    return _copying(name, _numpys(np, name), FUNCTIONS[name], __package__)
+
+
+__all__ = [name for name in FUNCTIONS if _numpys(np, name)]
 # Functions of mx.np.linalg.
-LINALG = functions_of(np.linalg, LINALG_FUNCTIONS, f"{__package__}.linalg")
+LINALG = {
+    name: _copying(name, getattr(np.linalg, name), text, f"{__package__}.linalg")
+    for name, text in LINALG_FUNCTIONS.items()
+}
