@@ -359,9 +359,11 @@ fail:
 
 /* --- Writing ---------------------------------------------------------------------------------- */
 
-/* Returns version 2, or version 3 if there is a scalar, which version 2 cannot represent. MXNet
- * loads a list only if all arrays have the same version. */
+/* Returns version 3 for arrays of mx.np and for scalars, which version 2 cannot represent, and
+ * otherwise version 2. MXNet loads a list only if all arrays have the same version. In NumPy's
+ * semantics it loads only version 3. */
 static uint32_t choose_version(const mpg_tensor_list *list) {
+  if (list->numpy) return VERSION_3;
   for (size_t i = 0; i < list->count; i++)
     if (list->items[i].tensor.desc.shape.ndim == 0) return VERSION_3;
   return VERSION_2;

@@ -48,6 +48,7 @@ typedef struct mpg_tensor_list {
   mpg_named_tensor *items; /* owned */
   size_t count, capacity;
   bool named;
+  bool numpy; /* some arrays are of mx.np */
 } mpg_tensor_list;
 
 void mpg_tensor_list_free(mpg_tensor_list *list);

@@ -62,6 +62,7 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
       if (gather_sparse(object, name, length, list) < 0) goto fail;
       continue;
     }
+    list->numpy |= array->numpy;
     mpg_status status = mpg_tensor_list_add(list, name, (size_t)length, &array->tensor);
     if (status != MPG_OK) {
       mpg_py_raise(status);

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError
-from ._plain import Described, plain
+from ._plain import Described, of_kind, plain
 from .image import (
     area_of,
     center_crop,
@@ -283,13 +283,18 @@ class CenterCropAug(Augmenter):
         return center_crop(src, self.size, self.interp)[0]
 
 
+def _times(image, weights):
+    """Multiplies the channels of each pixel by a matrix or vector of weights."""
+    return nd.dot(image, of_kind(nd.array(weights), image))
+
+
 def _factor(width):
     return 1.0 + random.uniform(-width, width)
 
 
 def _gray(image):
     """Returns the gray value of each pixel, (height, width, 1); one channel is gray already."""
-    return image if image.shape[2] == 1 else nd.dot(image, nd.array(GRAY)).expand_dims(2)
+    return image if image.shape[2] == 1 else nd.expand_dims(_times(image, GRAY), axis=2)
 
 
 class BrightnessJitterAug(Augmenter):
@@ -382,7 +387,7 @@ class HueJitterAug(Augmenter):
         angle = random.uniform(-self.hue, self.hue) * np.pi
         cosine, sine = np.cos(angle), np.sin(angle)
         turn = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
-        return nd.dot(src, nd.array((_FROM_YIQ @ turn @ _TO_YIQ).T))
+        return _times(src, (_FROM_YIQ @ turn @ _TO_YIQ).T)
 
 
 class ColorJitterAug(RandomOrderAug):
@@ -438,7 +443,8 @@ class LightingAug(Augmenter):
 
     def __call__(self, src: NDArray) -> NDArray:
         parts = np.random.normal(0, self.alphastd, 3)
-        return src + nd.array(np.dot(np.asarray(self.eigvec) * parts, self.eigval))
+        shift = nd.array(np.dot(np.asarray(self.eigvec) * parts, self.eigval))
+        return src + of_kind(shift, src)
 
 
 class ColorNormalizeAug(Augmenter):
@@ -463,7 +469,11 @@ class ColorNormalizeAug(Augmenter):
         self.std: NDArray | None = None if std is None else nd.array(std)
 
     def __call__(self, src: NDArray) -> NDArray:
-        return color_normalize(src, self.mean, self.std)
+        mean, std = (
+            None if values is None else of_kind(values.as_nd_ndarray(), src)
+            for values in (self.mean, self.std)
+        )
+        return color_normalize(src, mean, std)
 
 
 class RandomGrayAug(Augmenter):
@@ -487,7 +497,7 @@ class RandomGrayAug(Augmenter):
     def __call__(self, src: NDArray) -> NDArray:
         if random.random() >= self.p:
             return src
-        return nd.dot(src, nd.array([[0.21] * 3, [0.72] * 3, [0.07] * 3]))
+        return _times(src, [[0.21] * 3, [0.72] * 3, [0.07] * 3])
 
 
 class HorizontalFlipAug(Augmenter):

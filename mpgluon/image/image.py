@@ -15,7 +15,7 @@ from .._internal.hints import of_package
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from . import _resize
 from ._files import decode
-from ._plain import plain
+from ._plain import of_kind, plain
 
 if TYPE_CHECKING:
     import os
@@ -40,10 +40,12 @@ __all__ = [
 ]
 
 
-def _result(values, out):
-    """Returns the values as a new array, or copies them to `out` and returns it."""
+def _result(values, out, like=None):
+    """Returns the values as a new array, of the kind of `like` if that is an array, or copies them
+    to `out` and returns it."""
     values = np.ascontiguousarray(values)
-    return _placed(nd.array(values, dtype=values.dtype), out)
+    like = like if out is None else out
+    return _placed(of_kind(nd.array(values, dtype=values.dtype), like), out)
 
 
 def _placed(image, out):
@@ -257,7 +259,7 @@ def copyMakeBorder(
     image = src.asnumpy()
     widths, kind = ((top, bot), (left, right), (0, 0)), _BORDERS[type & ~_ISOLATED]
     if kind != "constant":
-        return _result(np.pad(image, widths, kind), out)
+        return _result(np.pad(image, widths, kind), out, src)
     fill = np.zeros(image.shape[2])
     # As in OpenCV, a single value applies only to the first three channels.
     constants = list(values) if len(values) else [value] * 3
@@ -269,7 +271,7 @@ def copyMakeBorder(
     )
     framed[:] = fill
     framed[top : top + image.shape[0], left : left + image.shape[1]] = image
-    return _result(framed, out)
+    return _result(framed, out, src)
 
 
 def chosen_interp(interp: int, sizes: Sequence[int] = ()) -> int:
@@ -612,7 +614,7 @@ def imrotate(
     turned_x = (x * np.cos(angle) - y * np.sin(angle)) * scale
     turned_y = (x * np.sin(angle) + y * np.cos(angle)) * scale
     out = _sample(images, turned_x + middle_x, turned_y + middle_y).astype(np.float32)
-    return nd.array(out[0] if src.ndim == 3 else out, ctx=src.context)
+    return of_kind(nd.array(out[0] if src.ndim == 3 else out, ctx=src.context), src)
 
 
 def random_rotate(

@@ -14,7 +14,7 @@ from .._internal.files import open_regular
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from ..io.io import DataBatch, DataDesc, DataIter
 from ._lists import entry_of, read_list
-from ._plain import plain
+from ._plain import of_kind, plain
 from .augment import CreateAugmenter
 from .image import imdecode
 
@@ -148,7 +148,7 @@ class ImageIter(DataIter):
             entries = [(str(i), *entry_of(entry, dtype)) for i, entry in enumerate(imglist, 1)]
         if entries is not None:
             self.imglist = {
-                key: (nd.array(labels, dtype=dtype), path) for key, labels, path in entries
+                key: (of_kind(nd.array(labels, dtype=dtype)), path) for key, labels, path in entries
             }
         self.seq: list[Any] | None = None if path_imgrec else list(self.imglist or ())
         if path_imgrec and path_imgidx:
@@ -224,7 +224,8 @@ class ImageIter(DataIter):
 
     def _empty_batch(self):
         label = self.provide_label[0].shape
-        return nd.zeros((self.batch_size, *self.data_shape)), nd.zeros(label)
+        data = nd.zeros((self.batch_size, *self.data_shape))
+        return of_kind(data), of_kind(nd.zeros(label))
 
     def _make_sample(self, label, data):
         """Returns (label, image) for a batch, or None to skip an invalid image."""

@@ -14,6 +14,7 @@ from support.processes import output_of
         ("np", "gradient", "use numpy.gradient, which computes on copies of the values"),
         ("np", "nanmaxx", "did you mean 'nanmax'"),
         ("np", "int32_", "has no attribute 'int32_'"),
+        ("npx", "savee", "did you mean 'save'"),
         ("npx", "cpu_count", "use os.cpu_count"),
     ],
 )
