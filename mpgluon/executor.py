@@ -343,6 +343,11 @@ class Executor:
                 results = self._program.run(self._inputs, watched=self._watched)
             else:
                 results = self._call_with(self._inputs, self._mark)
+        # As in MXNet, executors return NDArrays, also for symbols of mx.sym.np.
+        results = [
+            array.as_nd_ndarray() if isinstance(array, _core.ndarray) else array
+            for array in results
+        ]
         if record:
             self._heads = [array.on_tape() if is_sparse(array) else array for array in results]
         if self._outputs is None or self._sparse:

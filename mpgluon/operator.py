@@ -311,7 +311,12 @@ class CustomCall(graph_breaks.PythonCall):
             (new[0] if _known(new[0]) and not exact else old[0], old[1] or new[1])
             for old, new in zip(inputs, pairs)
         ]
-        return completed, pairs[len(inputs) :]
+        found = pairs[len(inputs) :]
+        if not exact:
+            from .symbol._infer import sized
+
+            found = [(shape if shape is None else sized(shape), dtype) for shape, dtype in found]
+        return completed, found
 
     def _infer_shapes(self, shapes, exact):
         args, total = shapes[: len(self.arguments)], len(shapes) + len(self.outputs)

@@ -362,9 +362,9 @@ int mpg_py_missing_attribute_init(PyObject *module); /* missing_attribute.c */
 /* A tp_setattro slot. If the attribute does not exist, raises the error that reading it would
  * raise, because that error may suggest an alternative (missing_attribute.c). */
 int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);
-/* Convert descs from and to (shape, dtype) pairs (inference.c). In a shape, 0 and -1 denote unknown
- * sizes. None denotes an unknown shape or dtype. */
-int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
-PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */
+/* Convert descs from and to (shape, dtype) pairs (inference.c). Sizes below `least` are unknown,
+ * and are converted back to `unknown`. None denotes an unknown shape or dtype. */
+int mpg_py_desc_from(PyObject *pair, mpg_desc *desc, int64_t least);
+PyObject *mpg_py_descs_to(const mpg_desc *descs, int count, int64_t unknown); /* new list */
 
 #endif

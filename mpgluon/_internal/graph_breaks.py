@@ -58,7 +58,7 @@ class PythonCall:
     It has the same attributes as `_core.OpCall`, as far as symbol nodes read them.
     """
 
-    creates = copies = dynamic = loss = amp_cast = False
+    creates = copies = dynamic = loss = amp_cast = numpy = False
     differentiable = True
     gradient_missing = False
     splits = True  # a compiled program is cut at this call

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from ..base import MXNetError
-from ..symbol._infer import Inference, known
+from ..symbol._infer import Inference
 from ._package import ONNXError
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _all_dynamic(entries, shapes, dtypes, inputs):
 def check_known(shapes: dict[str, tuple[int, ...]]) -> None:
     """Raises ValueError if the shape of an input is not completely given."""
     for name, shape in shapes.items():
-        if not known(shape) or not all(isinstance(size, int) for size in shape):
+        if not all(isinstance(size, int) and size > 0 for size in shape):
             raise ValueError(f"the shape of {name} must have positive sizes, not {shape}")
 
 

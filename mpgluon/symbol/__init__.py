@@ -14,6 +14,8 @@ from . import (
     contrib as contrib,
     image as image,
     linalg as linalg,
+    numpy as numpy,
+    numpy_extension as numpy_extension,
     op as op,
     random as random,
     sparse as sparse,
@@ -35,8 +37,13 @@ from .symbol import (
     var as var,
 )
 
+np = numpy
+npx = numpy_extension
+
 _fixed = {
     *_functions,
+    "np",
+    "npx",
     "Group",
     "Symbol",
     "Variable",

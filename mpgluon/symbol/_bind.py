@@ -7,8 +7,9 @@ from ..base import MXNetError
 from ..context import Context, computes
 from ..executor import Executor
 from ..ndarray._sparse.executor import gradient_stypes
+from ..util import is_np_shape
 from ._graph import entries_of, placement, states, topological
-from ._infer import Inference, known
+from ._infer import Inference, known, shown
 
 # --- Binding --------------------------------------------------------------------------------------
 
@@ -217,14 +218,12 @@ def _infer(entries, variables, arguments, shapes, type_dict):
         raise MXNetError(f"simple_bind error. Arguments:\n{given}{error}") from None
     found = dict(zip(variables, inference.of(variables)))
     missing = [
-        f"{node.name}: {shape or ()}"
-        for node, (shape, _) in found.items()
-        if not known(shape) and shape != ()
+        f"{node.name}: {shown(shape)}" for node, (shape, _) in found.items() if not known(shape)
     ]
     if missing:
         raise MXNetError(
-            "simple_bind error. The shapes of these arguments cannot be inferred (0 is "
-            f"unknown): {', '.join(missing[:20])}"
+            "simple_bind error. The shapes of these arguments cannot be inferred "
+            f"({-1 if is_np_shape() else 0} is unknown): {', '.join(missing[:20])}"
         )
     return found
 

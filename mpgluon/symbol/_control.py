@@ -148,13 +148,13 @@ def _merged(old, new):
     if shape is None:
         shape = other
     elif other is not None and len(other) == len(shape):
-        shape = tuple([a or b for a, b in zip(shape, other)])
+        shape = tuple([b if a < 0 else a for a, b in zip(shape, other)])
     return shape, old[1] or new[1]
 
 
 def _rows(desc, count):
     """Adds a first axis of length `count` to a description."""
-    return (None if desc[0] is None else (count or 0, *desc[0]), desc[1])
+    return (None if desc[0] is None else (-1 if count is None else count, *desc[0]), desc[1])
 
 
 def _row(desc):

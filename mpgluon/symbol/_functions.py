@@ -60,6 +60,32 @@ def single(symbol: Symbol, what: str) -> Any:
     return entries_of(symbol)[0]
 
 
+def symbol_type(numpy: bool) -> Any:
+    """Returns the class of symbols of ``mx.sym.np``, or of ``mx.sym``."""
+    if numpy:
+        from .numpy import NumPySymbol
+
+        return NumPySymbol
+    from .symbol import Symbol
+
+    return Symbol
+
+
+def is_numpy(op: str, symbols: Sequence[Symbol], numpy: bool = False) -> bool:
+    """True if the symbols are of ``mx.sym.np``. Raises TypeError if their kinds differ, or if they
+    are of ``mx.sym`` but the function is of ``mx.sym.np`` (`numpy`)."""
+    kinds = [symbol.numpy for symbol in symbols]
+    if not any(kinds) and not (numpy and kinds):
+        return numpy
+    if all(kinds):
+        return True
+    raise TypeError(
+        f"{op}: argument {kinds.index(False)} is a symbol of mx.sym, but "
+        f"{'the function is' if numpy else 'others are'} of mx.sym.np; convert it with "
+        "as_np_ndarray(), or the others with as_nd_ndarray()"
+    )
+
+
 def attributes(attr: dict[str, str] | None, extra: dict[str, str] | None = None) -> dict[str, str]:
     """Returns the attributes of the active AttrScope and of `attr`, under MXNet's keys."""
     found = AttrScope.current().get(attr)
@@ -74,10 +100,11 @@ class Function:
     ``name`` and ``attr`` set the name and attributes of the node.
     """
 
-    __slots__ = ("__name__", "_op", "_hint", "_inputs", "_marks", "_params", "_variadic")
+    __slots__ = ("__name__", "_op", "_hint", "_inputs", "_marks", "_params", "_variadic", "_numpy")
 
     def __init__(self, op: Op, name: str) -> None:
         self._op = op
+        self._numpy = _core.row_of(op.__name__)[1]
         self.__name__ = name
         self._hint = name.lower()
         self._inputs = None
@@ -126,7 +153,7 @@ class Function:
         if self._inputs is None:
             self._resolve()
         op = self._op.__name__
-        arrays, given, params, extra, places = None, {}, {}, {}, []
+        arrays, given, params, extra, places, symbols = None, {}, {}, {}, [], []
         if self._variadic:
             arrays = []
             for arg in args:
@@ -136,6 +163,7 @@ class Function:
                             f"{op}: positional arguments must be Symbols, got {type(item).__name__}"
                         )
                     arrays.append(single(item, f"{op}: argument {len(arrays)}"))
+                    symbols.append(item)
         else:
             names = self._inputs + self._params
             if len(args) > len(names):
@@ -148,11 +176,13 @@ class Function:
         for key, value in kwargs.items():
             if isinstance(value, Symbol):
                 given[key] = single(value, f"{op}: {key}")
+                symbols.append(value)
             elif key in self._params:
                 params[key] = value
             elif key in self._inputs:
                 if self._variadic and isinstance(value, (list, tuple)):
                     arrays.extend([single(item, f"{op}: {key}") for item in value])
+                    symbols.extend(value)
                 elif value is not None:
                     raise TypeError(f"{op}: {key} must be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
@@ -178,7 +208,8 @@ class Function:
                 )
         if not any(mark in params for mark in self._marks.values()):
             params.update({mark: True for key, mark in self._marks.items() if key in given})
-        call = _core.OpCall(op, params)
+        numpy = is_numpy(op, symbols, self._numpy)
+        call = _core.OpCall(op, params, numpy)
         used = call.input_names(call.num_inputs(len(given))) if places else ()
         # The op's parameters can disable optional inputs. If a positional argument was matched to a
         # disabled input, match the positional arguments to the enabled inputs, in order.
@@ -191,7 +222,7 @@ class Function:
             params["num_args"] = (len(arrays) + len(given)) // INPUTS_EACH.get(op, 1)
         name = NameManager.current().get(name, self._hint)
         node = make(call, {**texts_of(call, params), **attrs}, name, arrays, given)
-        return Symbol([(node, i) for i in range(node.num_outputs)])
+        return symbol_type(numpy)([(node, i) for i in range(node.num_outputs)])
 
 
 def _by_name(op, name):
@@ -208,13 +239,12 @@ def node_of(
 ) -> Symbol:
     """Calls an op on symbols, for the operators of `Symbol`. `hint` is the prefix of a generated
     node name."""
-    from .symbol import Symbol
-
-    call = _core.OpCall(op, params or {})
+    numpy = is_numpy(op, inputs)
+    call = _core.OpCall(op, params or {}, numpy)
     name = NameManager.current().get(name, hint)
     entries = [single(symbol, op) for symbol in inputs]
     node = make(call, {**texts_of(call, params or {}), **attributes(attr)}, name, entries, {})
-    return Symbol([(node, i) for i in range(node.num_outputs)])
+    return symbol_type(numpy)([(node, i) for i in range(node.num_outputs)])
 
 
 def is_number(value: object) -> bool:

@@ -12,16 +12,31 @@ import numpy as np
 
 from .. import _core
 from ..base import MXNetError
+from ..util import is_np_shape
 from ._graph import made_at, topological
 
 UNKNOWN = (None, None)
 
 
+def sized(shape):
+    """Returns a shape given by the user with -1 for unknown sizes. A size of 0 is unknown, except
+    under ``mx.np_shape()``, where it means an empty axis."""
+    least = 0 if is_np_shape() else 1
+    return tuple([size if size >= least else -1 for size in shape])
+
+
+def shown(shape):
+    """Returns a shape in the form in which users see it; the inverse of `sized`."""
+    if is_np_shape():
+        return shape
+    return () if shape is None else tuple([max(size, 0) for size in shape])
+
+
 def parse_shape(text):
-    """Parses a variable's ``__shape__`` attribute; any form of an unknown size becomes 0."""
+    """Parses a variable's ``__shape__`` attribute; any form of an unknown size becomes -1."""
     values = "" if text == "None" else text.strip().strip("()[]").replace("L", "")
     try:
-        return tuple([max(int(part), 0) for part in values.split(",") if part.strip()])
+        return sized([int(part) for part in values.split(",") if part.strip()])
     except ValueError:
         raise MXNetError(f"a shape must be a tuple of integers, not {text!r}") from None
 
@@ -41,12 +56,16 @@ DTYPES = {
 NUMBERS = {name: int(number) for number, name in DTYPES.items()}
 
 
+def is_unknown(shape):
+    """True if a shape given by the user is unknown: None, or () except under ``mx.np_shape()``."""
+    return shape is None or (len(shape) == 0 and not is_np_shape())
+
+
 def declared(node):
     """Returns the shape and dtype in a variable's own attributes."""
-    shape, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
-    return parse_shape(shape) or None if shape is not None else None, DTYPES.get(
-        dtype, None
-    ) if dtype is not None else None
+    text, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
+    shape = None if text in (None, "None") else parse_shape(text)
+    return None if is_unknown(shape) else shape, DTYPES.get(dtype)
 
 
 # Sizes to try in place of unknown ones: they have many divisors and different magnitudes, so that
@@ -55,11 +74,11 @@ PROBES = (1, 5040, 720720)
 
 
 def _agreed(shapes):
-    """Returns the common shape of several shapes, with 0 for sizes that differ. Returns None if a
+    """Returns the common shape of several shapes, with -1 for sizes that differ. Returns None if a
     shape is unknown or their numbers of dimensions differ."""
     if any(shape is None or len(shape) != len(shapes[0]) for shape in shapes):
         return None
-    return tuple([sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*shapes)])
+    return tuple([sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes)])
 
 
 def _merge(old, new):
@@ -72,9 +91,9 @@ def _merge(old, new):
             return None
         merged = []
         for a, b in zip(shape, other):
-            if a and b and a != b:
+            if a != b and min(a, b) >= 0:
                 return None
-            merged.append(a or b)
+            merged.append(max(a, b))
         shape = tuple(merged)
     dtype = old[1] if old[1] is not None else new[1]
     if old[1] is not None and new[1] is not None and old[1] != new[1]:
@@ -85,7 +104,7 @@ def _merge(old, new):
 class Inference:
     """The descriptions ``(shape, dtype name)`` of all values of a symbol.
 
-    Unknown sizes are 0; unknown shapes and dtypes are None.
+    Unknown sizes are -1; unknown shapes and dtypes are None.
 
     Parameters
     ----------
@@ -113,7 +132,10 @@ class Inference:
                 self.values.append(
                     [
                         self._looked_at(
-                            (tuple(given) if given else shape, dtypes.get(node.name, dtype))
+                            (
+                                shape if is_unknown(given) else sized(given),
+                                dtypes.get(node.name, dtype),
+                            )
                         )
                     ]
                 )
@@ -205,7 +227,7 @@ class Inference:
             inputs = [self.values[at][index] for at, index in sources]
             key = (tuple(inputs), tuple(self.values[place]))
             if asked.get(place) == key or not any(
-                shape is not None and 0 in shape for shape, _ in inputs
+                shape is not None and -1 in shape for shape, _ in inputs
             ):
                 continue
             asked[place] = key
@@ -234,7 +256,8 @@ class Inference:
         Returns None if the op rejects these shapes.
         """
         filled = [
-            (shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs
+            (shape and tuple([size if one < 0 else one for one in shape]), dtype)
+            for shape, dtype in inputs
         ]
         try:
             completed, outputs = node.call.infer(
@@ -334,13 +357,13 @@ def with_open_shapes(nodes):
         for node in nodes
         if node.call is not None
         and node.call.creates
-        and 0 in parse_shape(node.attrs.get("shape", "()"))
+        and -1 in parse_shape(node.attrs.get("shape", "()"))
     ]
 
 
 def known(shape):
-    """True if the shape has no unknown sizes (0)."""
-    return shape is not None and all(size > 0 for size in shape)
+    """True if the shape has no unknown sizes (-1)."""
+    return shape is not None and -1 not in shape
 
 
 def dtype_type(name):

@@ -3,6 +3,7 @@ MXNet versions."""
 
 import json
 import textwrap
+from typing import NamedTuple
 
 from .. import _core
 from .._internal.hints import of_op
@@ -68,10 +69,27 @@ def without_devices(entries, body=False):
     return [copies[source][index] for source, index in entries]
 
 
+def has_numpy(entries):
+    """True if a node, also one inside a loop or branch, is of ``mx.np``."""
+    return any(
+        has_numpy([entry for graph in node.call.graphs for entry in graph.entries])
+        if isinstance(node.call, Control)
+        else node.call is not None and node.call.numpy
+        for node in topological(entries)
+    )
+
+
 def dump(entries):
     """Returns the JSON text of the symbol."""
-    numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() else ""
+    numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() or has_numpy(entries) else ""
     return _graph_text(entries, f', \n  "attrs": {{"mxnet_version": ["int", {VERSION}]{numpy}}}')
+
+
+def _name_in_file(call):
+    """Returns the name of a node's op in files. An op whose name MXNet uses in both dialects keeps
+    it; `is_np_shape` then selects the dialect."""
+    name = call.name.removeprefix("_npi_") if call.numpy else ""
+    return name if name.startswith("_np_") else call.name
 
 
 def _graph_text(entries, end):
@@ -80,7 +98,7 @@ def _graph_text(entries, end):
     nodes, rows = [], [0]
     for node in order:
         lines = [
-            f'      "op": {json.dumps(node.call.name if node.call else "null")}',
+            f'      "op": {json.dumps(_name_in_file(node.call) if node.call else "null")}',
             f'      "name": {json.dumps(node.name)}',
         ]
         if node.attrs:
@@ -165,7 +183,9 @@ def _upgrade(op, attrs, version, params):
 
 
 def parse(text):
-    """Parses the entries of a symbol from `text`; raises MXNetError for invalid text."""
+    """Parses a symbol. Returns its entries, and whether it is a symbol of ``mx.sym.np``.
+
+    Raises MXNetError for invalid text."""
     try:
         document = json.loads(text)
     except RecursionError:
@@ -174,13 +194,23 @@ def parse(text):
         raise _wrong(str(error)) from None
     _expect(document, dict, "the document")
     version = 0
-    tag = _expect(document.get("attrs", {}), dict, "attrs").get("mxnet_version")
+    attrs = _expect(document.get("attrs", {}), dict, "attrs")
+    tag, shapes = attrs.get("mxnet_version"), attrs.get("is_np_shape")
     if isinstance(tag, list) and len(tag) == 2 and isinstance(tag[1], int):
         version = tag[1]
-    return _graph(document, version, [0], 0)
+    numpy = isinstance(shapes, list) and len(shapes) == 2 and bool(shapes[1])
+    entries = _graph(document, _Format(version, numpy), [0], 0)
+    return entries, numpy and has_numpy(entries)
 
 
-def _graph(document, version, counted, depth):
+class _Format(NamedTuple):
+    """The version of MXNet that wrote a file, and whether its shapes are NumPy's."""
+
+    version: int
+    numpy: bool
+
+
+def _graph(document, form, counted, depth):
     """Parses the entries of a graph; `counted` holds the total number of nodes so far."""
     items = _expect(document.get("nodes"), list, "nodes")
     counted[0] += len(items)
@@ -214,9 +244,9 @@ def _graph(document, version, counted, depth):
             nodes.append(Node(name, attrs))
             continue
         if op in KINDS:
-            nodes.append(_control_node(op, name, attrs, inputs, graphs, version, counted, depth))
+            nodes.append(_control_node(op, name, attrs, inputs, graphs, form, counted, depth))
         else:
-            nodes.append(_op_node(op, name, attrs, inputs, version))
+            nodes.append(_op_node(op, name, attrs, inputs, form))
     heads = _expect(document.get("heads"), list, "heads")
     entries = []
     for one in heads:
@@ -229,7 +259,7 @@ def _graph(document, version, counted, depth):
     return entries
 
 
-def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
+def _control_node(op, name, attrs, inputs, graphs, form, counted, depth):
     kind = KINDS[op]
     if depth == MAX_DEPTH:
         raise _wrong(f"{name}: graphs are nested deeper than {MAX_DEPTH}")
@@ -239,7 +269,7 @@ def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
             f"{len(graphs)}"
         )
     entries = [
-        _graph(_expect(graph, dict, f"{name}: a graph inside it"), version, counted, depth + 1)
+        _graph(_expect(graph, dict, f"{name}: a graph inside it"), form, counted, depth + 1)
         for graph in graphs
     ]
     try:
@@ -280,18 +310,50 @@ def _bilinear(name, attrs):
         raise MXNetError(f"{name}: {error}") from None
 
 
-def _op_node(op, name, attrs, inputs, version):
+def is_internal(op):
+    """True if an op is an internal one of gradients or compiled networks, which files cannot
+    contain. Ops that only ``mx.np`` has are hidden in ``mx.nd``."""
+    hidden = "hidden" in _core.get_op(op).describe()["flags"]
+    return hidden and (not _core.row_of(op)[1] or op.startswith("_npi__"))
+
+
+def _numpy_node(op, name, attrs, inputs):
+    """Returns the node of an op of ``mx.np`` that is a function in Python, or that MXNet writes
+    with other parameters than the op here. Returns None for other ops."""
+    from .numpy._composition import from_file, is_composition
+
+    if is_composition(attrs):
+        return from_file(op, name, attrs, inputs)
+    try:
+        params = _core.get_op(op).describe()["params"]
+    except MemoryError:
+        raise
+    except MXNetError:
+        return from_file(op, name, attrs, inputs)
+    known = {"is_int", *[param["name"] for param in params]}
+    if all(key in known or key.startswith("__") for key in attrs):
+        return None
+    return from_file(op, name, attrs, inputs)
+
+
+def _op_node(op, name, attrs, inputs, form):
     if op == "Custom":
         return _custom_node(name, attrs, inputs)
     if op == "UpSampling" and attrs.get("sample_type") == "bilinear":
         op, attrs = "Deconvolution", _bilinear(name, attrs)
+    version, numpy = form.version, op.startswith(("_np_", "_npi_", "_npx_"))
+    if numpy:
+        node = _numpy_node(op, name, attrs, inputs)
+        if node is not None:
+            return node
+        attrs = {key: text for key, text in attrs.items() if key != "is_int"}
     try:
         described = _core.get_op(op).describe()
     except MemoryError:
         raise
     except MXNetError:
         raise MXNetError(f"{name}: this build has no op {op!r}{of_op(op)}") from None
-    if "hidden" in described["flags"]:
+    if is_internal(op):
         raise MXNetError(
             f"{name}: {op} is an internal op of gradients or compiled networks, which files "
             "cannot contain"
@@ -305,7 +367,8 @@ def _op_node(op, name, attrs, inputs, version):
             f"{', '.join(sorted(known))}. User-defined attributes must begin and end with __"
         )
     try:
-        call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
+        params = {key: value for key, value in attrs.items() if key in known}
+        call = _core.OpCall(op, params, numpy and form.numpy)
     except MemoryError:
         raise
     except MXNetError as error:

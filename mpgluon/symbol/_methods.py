@@ -82,7 +82,9 @@ OPERATORS = {
 }
 
 
-def _add_operators():
+def add_operators(owner: type, operators: dict[str, tuple[str | None, ...]]) -> None:
+    """Adds the operators of a table like `OPERATORS` to a class of symbols."""
+
     def make(op, hint, scalar, scalar_hint):
         def method(self, other):
             if isinstance(other, SymbolMethods):
@@ -98,8 +100,10 @@ def _add_operators():
 
         return method
 
-    def reflected(op, hint):
+    def reflected(op, hint, array_op):
         def method(self, other):
+            if isinstance(other, SymbolMethods):  # Python asks a subclass first
+                return node_of(array_op, array_op, [other, self])
             if isinstance(other, _core.NDArray):
                 raise NotImplementedForSymbol(method, "operator", other)
             if is_number(other):
@@ -113,19 +117,19 @@ def _add_operators():
 
         return method
 
-    for name, (op, hint, scalar, scalar_hint, other, other_hint) in OPERATORS.items():
+    for name, (op, hint, scalar, scalar_hint, other, other_hint) in operators.items():
         methods = {f"__{name}__": make(op, hint, scalar, scalar_hint)}
         if other is not None:
-            methods[f"__r{name}__"] = reflected(other, other_hint)
+            methods[f"__r{name}__"] = reflected(other, other_hint, op)
         for key, method in methods.items():
             method.__name__ = key
-            method.__qualname__ = f"Symbol.{key}"
-            setattr(SymbolMethods, key, method)
-    SymbolMethods.__div__ = SymbolMethods.__truediv__
-    SymbolMethods.__rdiv__ = SymbolMethods.__rtruediv__
+            method.__qualname__ = f"{owner.__name__}.{key}"
+            setattr(owner, key, method)
+    owner.__div__ = owner.__truediv__
+    owner.__rdiv__ = owner.__rtruediv__
 
 
-_add_operators()
+add_operators(SymbolMethods, OPERATORS)
 
 # Methods that call the functions of the same name.
 METHODS = (

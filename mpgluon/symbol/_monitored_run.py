@@ -112,7 +112,7 @@ class WatchedRun:
             heads, grads = zip(*pairs)
             autograd.backward(list(heads), list(grads), train_mode=train_mode)
             found = [
-                (entry, array, array.grad)
+                (entry, array, array.grad.as_nd_ndarray())
                 for entry, array in zip(sources, inputs)
                 if array.grad is not None
             ]

@@ -10,11 +10,11 @@ from .. import _core
 from .._internal.files import open_regular
 from .._internal.hints import late_names as _late_names
 from ..base import MXNetError, NotImplementedForSymbol
-from ..util import is_np_shape
+from ..util import set_np_shape
 from . import _array_uses
-from ._functions import attributes, node_of, single
+from ._functions import attributes, node_of, single, symbol_type
 from ._graph import Entries, Node, hidden_key, rebuild, states, topological
-from ._infer import NUMBERS, Inference, dtype_type, known
+from ._infer import NUMBERS, Inference, dtype_type, is_unknown, known, shown, sized
 from ._json import dump, parse, without_casts
 from ._methods import SymbolMethods, function
 
@@ -46,6 +46,7 @@ class Symbol(SymbolMethods, Entries):
     """
 
     __slots__ = ("__weakref__",)
+    numpy = False  # True for the symbols of mx.sym.np, whose functions follow NumPy
     # With this, NumPy scalars defer operators to the symbol, and NumPy functions raise TypeError.
     __array_ufunc__ = None
 
@@ -74,7 +75,7 @@ class Symbol(SymbolMethods, Entries):
     def __iter__(self) -> Iterator[Symbol]:
         if len(self._entries) == 1:
             _array_uses.note("the iteration over x")
-        return iter([Symbol([entry]) for entry in self._entries])
+        return iter([type(self)([entry]) for entry in self._entries])
 
     def __getitem__(self, index: int | str | slice) -> Symbol:
         """Returns an output by index or name, or a group of outputs by slice.
@@ -94,7 +95,7 @@ class Symbol(SymbolMethods, Entries):
             chosen = self._entries[index]
             if not chosen:
                 raise IndexError("the slice of the symbol's outputs is empty")
-            return Symbol(list(chosen))
+            return type(self)(list(chosen))
         if not isinstance(index, (int, np.integer)):
             raise TypeError(
                 "Symbol only supports integer index to fetch i-th output, not "
@@ -105,7 +106,7 @@ class Symbol(SymbolMethods, Entries):
             raise IndexError(
                 f"output index {index} is out of range: the symbol has {count} outputs"
             )
-        return Symbol([self._entries[index]])
+        return type(self)([self._entries[index]])
 
     def _variables(self):
         order = topological(self._entries)
@@ -132,7 +133,7 @@ class Symbol(SymbolMethods, Entries):
 
     def get_internals(self) -> Symbol:
         """Returns a group of the outputs of all nodes."""
-        return Symbol(
+        return type(self)(
             [(node, i) for node in topological(self._entries) for i in range(node.num_outputs)]
         )
 
@@ -140,7 +141,7 @@ class Symbol(SymbolMethods, Entries):
         """Returns a group of the inputs of the nodes, or None for a variable."""
         nodes = list(dict.fromkeys(node for node, _ in self._entries))
         inputs = [entry for node in nodes for entry in node.inputs]
-        return Symbol(inputs) if inputs else None
+        return type(self)(inputs) if inputs else None
 
     # Attributes
 
@@ -182,16 +183,16 @@ class Symbol(SymbolMethods, Entries):
         return self.__deepcopy__(None)
 
     def __deepcopy__(self, _: Any) -> Symbol:
-        return Symbol(rebuild(self._entries, {}))
+        return type(self)(rebuild(self._entries, {}))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"handle": self.tojson(remove_amp_cast=False)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._entries = parse(state["handle"])
+        self._entries, _ = parse(state["handle"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.tojson(remove_amp_cast=False),)
+        return _unpickle, (self.tojson(remove_amp_cast=False), type(self))
 
     def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
         """Returns a copy of the symbol with its variables replaced by other symbols.
@@ -239,11 +240,11 @@ class Symbol(SymbolMethods, Entries):
         """Returns a symbol of the node's op with new variables as inputs."""
         node = self._entries[0][0]
         if node.call is None:
-            return Symbol([(Node(node.name, dict(node.attrs)), 0)])
+            return type(self)([(Node(node.name, dict(node.attrs)), 0)])
         names = node.call.input_names(len(node.inputs))
         inputs = tuple([(Node(f"{node.name}_{name}", {}), 0) for name in names])
         copy = Node(node.name, dict(node.attrs), node.call, inputs)
-        return Symbol([(copy, i) for i in range(copy.num_outputs)])
+        return type(self)([(copy, i) for i in range(copy.num_outputs)])
 
     # Inference
 
@@ -284,25 +285,13 @@ class Symbol(SymbolMethods, Entries):
                 raise TypeError(
                     f"Arguments need to be shapes (tuple), but '{name}' is {type(shape).__name__}."
                 )
-        numpy = is_np_shape()
-        if numpy:
-            shapes = {
-                name: tuple([max(size, 0) for size in shape]) for name, shape in shapes.items()
-            }
         inference = Inference(self._entries, shapes, {}, only="shape")
         if partial:
             inference.probe()
         found = self._sorted(inference, 0)
         if not partial and not all(known(shape) for group in found for shape in group):
             return None, None, None
-        if numpy:
-            return tuple(
-                [
-                    [shape and tuple([size or -1 for size in shape]) for shape in group]
-                    for group in found
-                ]
-            )
-        return tuple([[() if shape is None else shape for shape in group] for group in found])
+        return tuple([[shown(shape) for shape in group] for group in found])
 
     def infer_shape(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Infers the shapes of arguments, outputs and auxiliary states from some arguments' shapes.
@@ -320,7 +309,7 @@ class Symbol(SymbolMethods, Entries):
             unknown = [
                 f"{name}: {shape}"
                 for name, shape in zip(self.list_arguments(), shapes)
-                if not known(shape) or not shape
+                if is_unknown(shape) or not known(sized(shape))
             ]
             warnings.warn(
                 "Cannot decide shape for the following arguments (0s in shape means unknown "
@@ -514,12 +503,19 @@ class Symbol(SymbolMethods, Entries):
     as_in_ctx = as_in_context
 
     def as_nd_ndarray(self) -> Symbol:
-        """Returns the symbol itself."""
+        """Returns the value as a symbol of ``mx.sym``, for its functions."""
         return self
 
-    def as_np_ndarray(self) -> NoReturn:
-        """Always raises NotSupportedError: there is no ``mx.np`` here."""
-        raise _core.NotSupportedError("as_np_ndarray: mpgluon does not have mx.np")
+    def as_np_ndarray(self) -> Symbol:
+        """Returns the value as a symbol of ``mx.sym.np``, for its functions.
+
+        Examples
+        --------
+        >>> x = mx.sym.var("x").as_np_ndarray()
+        >>> (x + 1).infer_shape(x=(2, 3))[1]
+        [(2, 3)]
+        """
+        return symbol_type(True)(self._entries)
 
     @property
     def handle(self) -> Any:
@@ -606,8 +602,16 @@ def _text(index):
     return ":".join(["" if part is None else str(part) for part in parts])
 
 
-def _unpickle(text):
-    return Symbol(parse(text))
+def _unpickle(text, kind=None):
+    return (kind or Symbol)(parse(text)[0])
+
+
+def _read(text):
+    """Returns the symbol in the text of a file. A file of ``mx.np`` turns on its shapes."""
+    entries, numpy = parse(text)
+    if numpy:
+        set_np_shape(True)
+    return symbol_type(numpy)(entries)
 
 
 def var(
@@ -695,6 +699,8 @@ def Group(symbols: Iterable[Symbol], create_fn: Callable[..., Symbol] = Symbol) 
     symbols = list(symbols)
     if not symbols or any(not isinstance(symbol, Symbol) for symbol in symbols):
         raise TypeError("Expected a list of symbols as input")
+    if create_fn is Symbol and all(symbol.numpy for symbol in symbols):
+        create_fn = symbol_type(True)
     return create_fn([entry for symbol in symbols for entry in symbol._entries])
 
 
@@ -722,7 +728,7 @@ def load(fname: str) -> Symbol:
         except UnicodeDecodeError as error:
             raise MXNetError(f"{fname} is not a text file: {error}") from None
     try:
-        return Symbol(parse(text))
+        return _read(text)
     except MXNetError as error:
         raise type(error)(f"{fname}: {error}") from None
 
@@ -738,7 +744,7 @@ def load_json(json_str: str) -> Symbol:
     """
     if not isinstance(json_str, str):
         raise TypeError("json_str need to be string")
-    return Symbol(parse(json_str))
+    return _read(json_str)
 
 
 fromjson = load_json

@@ -14,7 +14,7 @@ from ..gluon import HybridBlock
 from ..gluon.block._symbol_block import symbol_of
 from ..symbol import Symbol
 from ..symbol._graph import entries_of, placement, states, topological
-from ..symbol._infer import Inference, known
+from ..symbol._infer import Inference, known, shown
 from ._drawing import Drawing, Edge, Node
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def print_summary(
         return size
 
     written, counted, total = states(order), set(), 0
-    shown = [
+    rows = [
         node
         for node in order
         if node.call is not None or node in heads or not _is_parameter(node, users, given)
@@ -170,7 +170,7 @@ def print_summary(
     print("_" * line_length)
     row("Layer (type)", "Output Shape", "Param #", "Previous Layer")
     print("=" * line_length)
-    for node in shown:
+    for node in rows:
         mine = [
             source
             for source, _ in node.inputs
@@ -189,7 +189,7 @@ def print_summary(
         row(f"{node.name}({kind})", _shape_text(out[1:]) if known(out) else "", count, before[0])
         for name in before[1:]:
             row("", "", "", name)
-        print(("=" if node is shown[-1] else "_") * line_length)
+        print(("=" if node is rows[-1] else "_") * line_length)
     print(f"Total params: {total}")
     print("_" * line_length)
 
@@ -422,7 +422,7 @@ def _colour(node, places, colours):
 
 def _edge_label(desc, with_shape, with_dtype):
     """Returns the shape, without the batch axis, and the dtype of an array as text."""
-    shape, dtype = desc
+    shape, dtype = shown(desc[0]), desc[1]
     parts = []
     if with_shape:
         parts.append(_shape_text(shape[1:] if shape and len(shape) > 1 else shape or ()))

@@ -4,7 +4,7 @@
 #include "python/core.h"
 
 /* --- Inference -------------------------------------------------------------------------------- */
-int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
+int mpg_py_desc_from(PyObject *pair, mpg_desc *desc, int64_t least) {
   PyObject *shape, *dtype;
   if (!PyTuple_Check(pair) ||
       !PyArg_ParseTuple(pair, "OO;infer_shape: an input must be a (shape, dtype) pair", &shape,
@@ -35,15 +35,15 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
         PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "a dimension must be less than 2^63");
       result = -1;
     }
-    desc->shape.dims[i] = size > 0 ? size : -1;
+    desc->shape.dims[i] = size >= least ? size : -1;
   }
   Py_DECREF(items);
   return result;
 }
 
-/* Converts a desc to a (shape, dtype name) tuple. An unknown size becomes 0, and an unknown shape
- * or dtype becomes None. Returns a new reference. */
-static PyObject *desc_to(const mpg_desc *desc) {
+/* Converts a desc to a (shape, dtype name) tuple. An unknown size becomes `unknown`, and an unknown
+ * shape or dtype becomes None. Returns a new reference. */
+static PyObject *desc_to(const mpg_desc *desc, int64_t unknown) {
   PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE
                                        ? Py_NewRef(Py_None)
                                        : PyUnicode_FromString(mpg_dtype_name(desc->dtype));
@@ -51,7 +51,7 @@ static PyObject *desc_to(const mpg_desc *desc) {
     shape = Py_NewRef(Py_None);
   } else if ((shape = PyTuple_New(desc->shape.ndim)) != NULL) {
     for (int i = 0; i < desc->shape.ndim; i++) {
-      PyObject *size = PyLong_FromLongLong(desc->shape.dims[i] < 0 ? 0 : desc->shape.dims[i]);
+      PyObject *size = PyLong_FromLongLong(desc->shape.dims[i] < 0 ? unknown : desc->shape.dims[i]);
       if (size == NULL) {
         Py_CLEAR(shape);
         break;
@@ -67,10 +67,10 @@ static PyObject *desc_to(const mpg_desc *desc) {
   return Py_BuildValue("NN", shape, dtype);
 }
 
-PyObject *mpg_py_descs_to(const mpg_desc *descs, int count) {
+PyObject *mpg_py_descs_to(const mpg_desc *descs, int count, int64_t unknown) {
   PyObject *list = PyList_New(count);
   for (int i = 0; list != NULL && i < count; i++) {
-    PyObject *item = desc_to(&descs[i]);
+    PyObject *item = desc_to(&descs[i], unknown);
     if (item == NULL)
       Py_CLEAR(list);
     else
@@ -134,7 +134,7 @@ static int infer_call(PyObject *args, inferred_call *call) {
                             .outputs = call->descs + num_inputs,
                             .train = mpg_autograd_training()};
   for (Py_ssize_t i = 0; i < num_inputs; i++)
-    if (mpg_py_desc_from(PyTuple_GET_ITEM(call->pairs, i), &call->descs[i]) < 0) return -1;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(call->pairs, i), &call->descs[i], 1) < 0) return -1;
   mpg_status status = mpg_op_infer(op, values, call->infer.train, call->infer.inputs,
                                    (int)num_inputs, call->infer.outputs, num_outputs);
   if (status != MPG_OK) mpg_py_raise(status);
@@ -150,8 +150,8 @@ static PyObject *infer_shape(PyObject *Py_UNUSED(module), PyObject *args) {
   inferred_call call;
   PyObject *result = NULL;
   if (infer_call(args, &call) == 0) {
-    PyObject *completed = mpg_py_descs_to(call.infer.inputs, call.infer.num_inputs);
-    PyObject *outputs = mpg_py_descs_to(call.infer.outputs, call.infer.num_outputs);
+    PyObject *completed = mpg_py_descs_to(call.infer.inputs, call.infer.num_inputs, 0);
+    PyObject *outputs = mpg_py_descs_to(call.infer.outputs, call.infer.num_outputs, 0);
     if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
     Py_XDECREF(completed);
     Py_XDECREF(outputs);

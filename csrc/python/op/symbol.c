@@ -24,14 +24,19 @@ static const void *params_for(const op_call *self, int num_inputs, char *space) 
   return space;
 }
 
-/* Replaces -1 with 0 in the shape parameter of an op that creates arrays, because both denote an
- * unknown size. */
-static void mark_open_sizes(const op_call *self, char *params) {
+/* Replaces unknown sizes with 0 in the shape parameter of an op that creates arrays. -1 is unknown,
+ * and for ops of mx.nd 0 as well. Returns a bit for each unknown size. */
+static uint64_t mark_open_sizes(const op_call *self, char *params) {
   int index = self->op->flags & MPG_OP_CREATES ? mpg_params_find(self->op->params, "shape") : -1;
-  if (index < 0) return;
+  if (index < 0) return 0;
   mpg_tuple *shape = (mpg_tuple *)(params + self->op->params->params[index].offset);
-  for (int i = 0; i < shape->count; i++)
-    if (shape->values[i] == -1) shape->values[i] = 0;
+  uint64_t open = 0;
+  for (int i = 0; i < shape->count; i++) {
+    if (shape->values[i] > 0 || (shape->values[i] == 0 && mpg_op_is_numpy(self->op))) continue;
+    shape->values[i] = 0;
+    open |= (uint64_t)1 << i;
+  }
+  return open;
 }
 
 /* Converts an input count from Python and checks its range. Returns -1 with an exception set on
@@ -192,7 +197,7 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   int num_inputs = (int)PyTuple_GET_SIZE(inputs);
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
   const void *params = params_for(self, num_inputs, space);
-  mark_open_sizes(self, space);
+  uint64_t open = mark_open_sizes(self, space);
   int num_outputs = mpg_op_num_outputs(self->op, params, num_inputs);
   int visible = mpg_op_visible_outputs(self->op, params, num_inputs);
   descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
@@ -201,10 +206,10 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
     goto done;
   }
   for (int i = 0; i < num_inputs; i++)
-    if (mpg_py_desc_from(PyTuple_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(inputs, i), &descs[i], 0) < 0) goto done;
   int num_known = (int)PyTuple_GET_SIZE(known) < visible ? (int)PyTuple_GET_SIZE(known) : visible;
   for (int i = 0; i < num_known; i++)
-    if (mpg_py_desc_from(PyTuple_GET_ITEM(known, i), &descs[num_inputs + i]) < 0) goto done;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(known, i), &descs[num_inputs + i], 0) < 0) goto done;
   mpg_status status =
       mpg_op_infer_inputs(self->op, params, descs, num_inputs, descs + num_inputs, num_known);
   if (status == MPG_OK)
@@ -214,8 +219,10 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
     mpg_py_raise(status);
     goto done;
   }
-  PyObject *completed = mpg_py_descs_to(descs, num_inputs),
-           *outputs = mpg_py_descs_to(descs + num_inputs, visible);
+  for (int i = 0; open && i < descs[num_inputs].shape.ndim; i++)
+    if (open >> i & 1) descs[num_inputs].shape.dims[i] = -1;
+  PyObject *completed = mpg_py_descs_to(descs, num_inputs, -1),
+           *outputs = mpg_py_descs_to(descs + num_inputs, visible, -1);
   if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
   Py_XDECREF(completed);
   Py_XDECREF(outputs);
@@ -260,11 +267,25 @@ done:
 }
 
 /* --- Running ---------------------------------------------------------------------------------- */
+/* Replaces inputs of the other kind by copies of their structs, so that the op runs in the node's
+ * dialect even if the arrays bound to the symbol's variables are of the other kind. The copies are
+ * appended to `copies`. */
+static void match_kinds(const mpg_op *op, mpg_array **inputs, Py_ssize_t count, mpg_array *copies) {
+  bool numpy = mpg_op_is_numpy(op);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (inputs[i]->numpy == numpy) continue;
+    mpg_array_copy(&copies[i], inputs[i]);
+    copies[i].numpy = numpy;
+    inputs[i] = &copies[i];
+  }
+}
+
 static PyObject *call_run(PyObject *object, PyObject *args) {
   const op_call *self = (op_call *)object;
   PyObject *list, *device = Py_None;
   if (!PyArg_ParseTuple(args, "O!|O:run", &PyList_Type, &list, &device)) return NULL;
-  mpg_array *small[MPG_PY_SMALL], **inputs = small, few[MPG_PY_SMALL] = {0}, *outputs = few;
+  mpg_array *small[MPG_PY_SMALL], **inputs = small, few[MPG_PY_SMALL] = {0}, *outputs = few,
+                                  same[MPG_PY_SMALL] = {0}, *copies = same;
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
   /* Copies the list, because other threads may change it while the call waits. */
   PyObject *result = NULL, *arrays = PyList_AsTuple(list);
@@ -283,17 +304,22 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
     mpg_device_id *id = (mpg_device_id *)(space + self->op->params->params[self->ctx_param].offset);
     if ((device != Py_None || id->type == 0) && mpg_py_device_id(device, id) < 0) goto done;
   }
-  if (num_inputs > MPG_PY_SMALL) inputs = PyMem_Malloc((size_t)num_inputs * sizeof *inputs);
+  if (num_inputs > MPG_PY_SMALL) {
+    inputs = PyMem_Malloc((size_t)num_inputs * sizeof *inputs);
+    copies = PyMem_Calloc((size_t)num_inputs, sizeof *copies);
+  }
   if (visible > MPG_PY_SMALL) outputs = PyMem_Calloc((size_t)visible, sizeof *outputs);
-  if (inputs == NULL || outputs == NULL) {
+  if (inputs == NULL || outputs == NULL || copies == NULL) {
     PyErr_NoMemory();
     goto done;
   }
   for (Py_ssize_t i = 0; i < num_inputs; i++)
     if ((inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(arrays, i), self->op->name)) == NULL)
       goto done;
+  match_kinds(self->op, inputs, num_inputs, copies);
   mpg_status status =
       mpg_call_as(self->op, params, inputs, (int)num_inputs, outputs, visible, NULL, true);
+  mpg_array_clear_all(copies, (size_t)num_inputs);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;
@@ -302,22 +328,26 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
 done:
   Py_DECREF(arrays);
   if (inputs != small) PyMem_Free(inputs);
+  if (copies != same) PyMem_Free(copies);
   if (outputs != few) PyMem_Free(outputs);
   return result;
 }
 
 /* --- The type --------------------------------------------------------------------------------- */
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"name", "params", NULL};
+  static char *names[] = {"name", "params", "numpy", NULL};
   const char *name;
   PyObject *given;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO!:OpCall", names, &name, &PyDict_Type, &given))
+  int numpy = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO!|p:OpCall", names, &name, &PyDict_Type, &given,
+                                   &numpy))
     return NULL;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op '%s'", name);
     return NULL;
   }
+  if (numpy) op = op->numpy;
   op_call *self = PyObject_NewVar(op_call, type, (Py_ssize_t)op->params->size);
   if (self == NULL) return NULL;
   const mpg_param_table *table = op->params;
@@ -353,6 +383,9 @@ static PyObject *call_flag(PyObject *self, void *flag) {
 static PyObject *call_differentiable(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_op_differentiable(((op_call *)self)->op));
 }
+static PyObject *call_numpy(PyObject *self, void *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_op_is_numpy(((op_call *)self)->op));
+}
 static PyObject *call_gradient_missing(PyObject *self, void *Py_UNUSED(unused)) {
   const mpg_op *op = ((op_call *)self)->op;
   return PyBool_FromLong(!(op->flags & MPG_OP_COMPOSED) && op->gradient == mpg_gradient_missing);
@@ -381,8 +414,8 @@ static PyMethodDef call_methods[] = {
     {"text", call_text, METH_O, "text(name)\n--\n\nThe text form of a parameter."},
     {"infer", call_infer, METH_VARARGS,
      "infer(inputs, outputs, train)\n--\n\nRuns the op's inference. inputs: a list of (shape, "
-     "dtype) pairs, with 0 for unknown sizes and None for unknown shapes and dtypes;\noutputs: the "
-     "known shapes and dtypes of the first outputs in the same form. Returns the lists of "
+     "dtype) pairs, with -1 for unknown sizes and None for unknown shapes and dtypes;\noutputs: "
+     "the known shapes and dtypes of the first outputs in the same form. Returns the lists of "
      "completed inputs and of visible outputs in the same form. Raises MXNetError if they do not "
      "match."},
     {"place", call_place, METH_VARARGS,
@@ -396,6 +429,7 @@ static PyMethodDef call_methods[] = {
     {0}};
 static PyGetSetDef call_properties[] = {
     {"name", call_name, NULL, "The op's canonical name.", NULL},
+    {"numpy", call_numpy, NULL, "Whether it is an op of mx.np.", NULL},
     {"creates", call_flag, NULL, "Whether it creates arrays without inputs.",
      (void *)(uintptr_t)MPG_OP_CREATES},
     {"copies", call_flag, NULL, "Whether it moves an array to a device.",
@@ -417,8 +451,9 @@ static PyType_Slot call_slots[] = {
     {Py_tp_methods, call_methods},
     {Py_tp_getset, call_properties},
     {Py_tp_doc,
-     "OpCall(name, params)\n--\n\nAn op with its parameters (a dict of values or of their texts), "
-     "to be called or queried later.\n\nRaises ValueError for an unknown op or a value out of "
+     "OpCall(name, params, numpy=False)\n--\n\nAn op with its parameters (a dict of values or of "
+     "their texts), to be called or queried later. With\n`numpy`, the op of mx.np that is the "
+     "counterpart of an op of mx.nd.\n\nRaises ValueError for an unknown op or a value out of "
      "range, TypeError for unknown, missing or mistyped parameters."},
     {0, NULL}};
 static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
@@ -448,7 +483,20 @@ static PyObject *on_tape(PyObject *Py_UNUSED(module), PyObject *object) {
   return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);
 }
 
-static PyMethodDef methods[] = {{"on_tape", on_tape, METH_O,
+static PyObject *row_of(PyObject *Py_UNUSED(module), PyObject *name) {
+  const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+  const mpg_op *op = text ? mpg_op_find(text) : NULL;
+  if (op == NULL) {
+    if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op %R", name);
+    return NULL;
+  }
+  return Py_BuildValue("sO", mpg_op_get(op->id)->name, mpg_op_is_numpy(op) ? Py_True : Py_False);
+}
+
+static PyMethodDef methods[] = {{"row_of", row_of, METH_O,
+                                 "row_of(name)\n--\n\nThe name of the op of mx.nd with the same "
+                                 "kernels, and whether `name` is an op of mx.np."},
+                                {"on_tape", on_tape, METH_O,
                                  "on_tape(array)\n--\n\nWhether the array is a variable of "
                                  "autograd, or was computed from one while recording."},
                                 {"replace_array", replace_array, METH_VARARGS,

@@ -318,6 +318,8 @@ class HybridBlock(Block, Compilable):
         from ...symbol import _array_uses
 
         variables = {name: param.var() for name, param in self._reg_params.items()}
+        if holds(args, symbol.np.NumPySymbol):
+            variables = {name: variable.as_np_ndarray() for name, variable in variables.items()}
         if _array_uses.is_recording():
             with self.name_scope():
                 return self.hybrid_forward(symbol, *args, **variables)

@@ -10,6 +10,7 @@ from ..._core import dtype_name
 from ..._internal import graph_breaks
 from ...base import MXNetAssertionError, MXNetError, NotSupportedError
 from ...context import current_context
+from ...util import is_np_array, is_np_shape, np_shape
 from .. import _nested
 from .._compiled import tracing
 from .._tree import compiled_call, export_form
@@ -233,7 +234,7 @@ class SymbolBlock(HybridBlock):
         ):
             return
         from ...symbol._graph import entries_of
-        from ...symbol._infer import Inference
+        from ...symbol._infer import Inference, shown
 
         shapes = {name: array.shape for name, array in self._named(args).items()}
         nodes = [*self._program.arguments, *self._program.auxiliary]
@@ -241,7 +242,7 @@ class SymbolBlock(HybridBlock):
             nodes, Inference(entries_of(self._symbol), shapes, {}).of(nodes)
         ):
             if node.name in self._keys and shape is not None:
-                self._params[node.name].shape = shape
+                self._params[node.name].shape = shown(shape)
 
     def hybrid_forward(self, F: Any, *args: Any, **params: Any) -> Any:
         named = self._named(args)
@@ -254,11 +255,11 @@ class SymbolBlock(HybridBlock):
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
     def _forward_symbols(self, *args):
-        from ...symbol import Symbol
         from ...symbol._graph import entries_of
 
         entries = entries_of(self._symbol(**self._named(args)))
-        out = _regroup(self._out_format, iter([Symbol([entry]) for entry in entries]))
+        kind = type(self._symbol)
+        out = _regroup(self._out_format, iter([kind([entry]) for entry in entries]))
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
 
@@ -279,11 +280,12 @@ def _lists(value):
 
 def _symbols_like(structure, names):
     """Returns variables nested like the arguments of a compiled call. `names` is an iterator over
-    their names."""
+    their names and kinds."""
     from ...symbol import var
 
     if structure is _nested.ARRAY:
-        return var(next(names))
+        name, numpy = next(names)
+        return var(name).as_np_ndarray() if numpy else var(name)
     if structure is None:
         return None
     if structure[0] in (list, tuple):
@@ -332,7 +334,9 @@ def symbol_and_constants(
             form = structure = (tuple, *[_nested.ARRAY] * len(inputs))
             first_only = False
         home = descs[0][2] if descs else current_context()
-        descs = [(shape, dtype, home) for shape, dtype in inputs]
+        kinds = [desc[3:] for desc in descs or ()]
+        kind = kinds[0] if kinds else (is_np_array(),)
+        descs = [(shape, dtype, home, *kind) for shape, dtype in inputs]
     count = _nested.count(form)
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
     constants: dict[str, NDArray] = {}
@@ -340,7 +344,7 @@ def symbol_and_constants(
     reason = None  # explains why the block computes different results on symbols
     with recorded() as uses:
         try:
-            outputs = block(*_symbols_like(form, iter(names)))
+            outputs = block(*_symbols_like(form, iter(zip(names, kinds_of(descs, count)))))
             if first_only:
                 outputs = outputs[0]
             _flatten(_lists(outputs), found, "The outputs of the block")
@@ -396,7 +400,7 @@ def _difference_from(wanted, block, found, inputs, names):
         for name, param in block.collect_params().items()
         if shape_is_known(param.shape)
     }
-    shapes.update({name: shape for name, (shape, _, _) in zip(names, inputs)})
+    shapes.update({name: shape for name, (shape, *_) in zip(names, inputs)})
     entries = [entry for symbol in found for entry in entries_of(symbol)]
     try:
         made = [shape for shape, _ in Inference(entries, shapes, {}, only="shape").outputs()]
@@ -410,17 +414,22 @@ def _difference_from(wanted, block, found, inputs, names):
     return None
 
 
+def kinds_of(descs, count):
+    """Returns, for each of `count` inputs, whether it is an array of ``mx.np``."""
+    kinds = [any(desc[3:]) for desc in descs]
+    return kinds if len(kinds) == count else [any(kinds)] * count
+
+
 def portable_symbol(
     block: HybridBlock, inputs: Sequence[Any] | None = None
 ) -> tuple[Symbol, dict[str, NDArray]]:
     """Returns the result of `symbol_and_constants` without devices, so that it can be written to a
     file."""
-    from ...symbol import Symbol
     from ...symbol._graph import entries_of
     from ...symbol._json import without_devices
 
     symbol, constants = symbol_and_constants(block, inputs)
-    return Symbol(without_devices(entries_of(symbol))), constants
+    return type(symbol)(without_devices(entries_of(symbol))), constants
 
 
 def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> Any:
@@ -436,5 +445,7 @@ def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> 
         elif name in states:
             arrays[f"aux:{name}"] = param.reduced()
     symbol.save(symbol_file, remove_amp_cast=remove_amp_cast)
-    nd.save(param_file, arrays)
+    arrays = {name: array.as_nd_ndarray() for name, array in arrays.items()}
+    with np_shape(symbol.numpy or is_np_shape()):
+        nd.save(param_file, arrays)
     return symbol_file, param_file

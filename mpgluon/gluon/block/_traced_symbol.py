@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _core
 from ...base import MXNetError, NotSupportedError
 from ...name import NameManager
+from ...symbol._json import is_internal
 from .._compiled.call import Signature
 from ._free_sizes import Trace, free_sizes
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 
 def output_shapes(block: Any, structure: Any, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the shapes of a block's results for arrays with the (shape, dtype, device) in
-    `inputs`."""
+    """Returns the shapes of a block's results for arrays with the descriptions in `inputs`."""
     return Signature(block, block.name or type(block).__name__, structure, False).output_shapes(
         inputs
     )
@@ -29,7 +29,7 @@ def traced_symbols(
     block: Any, structure: Any, inputs: Sequence[Any], names: Sequence[str], reason: str
 ) -> tuple[list[Symbol], dict[str, NDArray]]:
     """Returns the outputs of a block as symbols, and the captured arrays by name. `inputs` has
-    (shape, dtype, device) of each input, and `names` has the inputs' names.
+    the description (`graph_breaks.describe`) of each input, and `names` has the inputs' names.
 
     An input's size stays variable if the ops can infer it from their inputs. Otherwise the symbol
     rejects other sizes. `reason` explains in error messages why the block cannot run on symbols.
@@ -39,7 +39,8 @@ def traced_symbols(
         traced = _public(signature.traced_ops(inputs), signature.path)
     except NotSupportedError as error:
         raise NotSupportedError(f"{error} ({reason})") from None
-    shapes = [shape for shape, _, _ in inputs]
+    shapes = [shape for shape, *_ in inputs]
+    pairs = [(name, any(desc[3:])) for name, desc in zip(names, inputs)]
 
     def retrace(changed):
         descs = [(shape, *desc[1:]) for shape, desc in zip(changed, inputs)]
@@ -52,7 +53,7 @@ def traced_symbols(
 
     def is_valid(params, traces):
         with NameManager():
-            symbols, constants = _symbols(traced, params, names)
+            symbols, constants = _symbols(traced, params, pairs)
         known = {param.name: param.shape for param in traced.parameters.values()}
         known.update({name: array.shape for name, array in constants.items()})
         return all(
@@ -62,7 +63,7 @@ def traced_symbols(
         )
 
     params, fixed = free_sizes(Trace(shapes, traced), retrace, is_valid)
-    return _symbols(traced, params, names, [(place, axis, shapes[place]) for place, axis in fixed])
+    return _symbols(traced, params, pairs, [(place, axis, shapes[place]) for place, axis in fixed])
 
 
 def _shapes_of(symbols, shapes):
@@ -94,23 +95,30 @@ _PUBLIC = {
 _DERIVED = {"_head_attention": {"keys"}, "_dropout_head_attention": {"keys"}}
 
 
+class _Row(str):
+    """The name of an op of ``mx.nd``, which also names its counterpart in ``mx.np`` if `numpy`. The
+    rules for ops are the same in both."""
+
+    numpy: bool
+
+    def __new__(cls, name, numpy):
+        self = super().__new__(cls, name)
+        self.numpy = numpy
+        return self
+
+
 def _public(traced, path):
     """Replaces internal ops of a trace by public ops, which files can store."""
-    ops = [
-        (
-            _PUBLIC.get(name, name),
-            {key: text for key, text in params.items() if key not in _DERIVED.get(name, ())},
-            *rest,
-        )
-        for name, params, *rest in traced.ops
-    ]
-    for name, *_ in ops:
-        if name in _COMPOSED:
-            continue
-        if name is None or "hidden" in _core.ops()[name].describe()["flags"]:
+    ops = []
+    for name, params, *rest in traced.ops:
+        row, numpy = (None, False) if name is None else _core.row_of(name)
+        public = _PUBLIC.get(row, row)
+        if public is row and row not in _COMPOSED and (row is None or is_internal(name)):
             raise _core.NotSupportedError(
                 f"{path}: {name or 'a compiled call'} cannot be written as a symbol"
             )
+        params = {key: text for key, text in params.items() if key not in _DERIVED.get(row, ())}
+        ops.append((_Row(public, numpy), params, *rest))
     used = list(traced.parameters.values())
     twice = next((param for param in used if used.count(param) > 1), None)
     if twice is not None:
@@ -122,17 +130,19 @@ def _public(traced, path):
 
 
 def _symbols(traced, parameters_of_ops, names, checks=()):
-    """Returns the outputs of a trace as symbols, and its captured arrays by name. `checks` has
-    (input, axis, shape) for each fixed axis: the symbol must reject other sizes than in `shape`."""
-    from ...symbol import Symbol
+    """Returns the outputs of a trace as symbols, and its captured arrays by name. `names` has the
+    name of each input, and whether it is an array of mx.np. `checks` has (input, axis, shape) for
+    each fixed axis: the symbol must reject other sizes than in `shape`."""
+    from ...symbol._functions import symbol_type
     from ...symbol._graph import Node, entries_of
 
     values, constants = {}, {}
-    for value, name in zip(traced.inputs, names):
-        values[value] = (Node(name, {}), 0)
+    kinds = {}
+    for value, (name, numpy) in zip(traced.inputs, names):
+        values[value], kinds[value] = (Node(name, {}), 0), numpy
     for place, axis, shape in checks:
         value = traced.inputs[place]
-        values[value] = _checked(values[value], names[place], axis, shape)
+        values[value] = _checked(values[value], *names[place], axis, shape)
     for value, param in traced.parameters.items():
         values[value] = entries_of(param.var())[0]
     for number, (value, array) in enumerate(traced.constants.items()):
@@ -144,59 +154,70 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         if "like" in params:  # a broadcast to the sizes of an input (`_free_sizes._repeated`)
             place, pairs = params["like"]
             rest = {key: text for key, text in params.items() if key != "like"}
-            op, sources = "broadcast_like", [(_node(op, rest, sources), 0)]
+            op, sources = _Row("broadcast_like", op.numpy), [(_node(op, rest, sources), 0)]
             sources.append(values[traced.inputs[place]])
             lhs, rhs = zip(*pairs)
             params = {"lhs_axes": str(lhs), "rhs_axes": str(rhs)}
-        node = _COMPOSED[op](params, sources) if op in _COMPOSED else _node(op, params, sources)
+        if op in _COMPOSED:
+            node = _COMPOSED[op](params, sources, op.numpy)
+        else:
+            node = _node(op, params, sources)
         values.update({first + index: (node, index) for index in range(count)})
-    return [Symbol([values[value]]) for value in traced.outputs], constants
+        kinds.update({first + index: op.numpy for index in range(count)})
+    return [
+        symbol_type(kinds.get(value, False))([values[value]]) for value in traced.outputs
+    ], constants
 
 
 def _node(op, params, sources, name=None):
     from ...symbol._graph import Node
 
     name = NameManager.current().get(name, op.lower().lstrip("_"))
-    return Node(name, params, _core.OpCall(op, params), tuple(sources))
+    return Node(name, params, _core.OpCall(op, params, op.numpy), tuple(sources))
 
 
-def _checked(source, name, axis, shape):
+def _checked(source, name, numpy, axis, shape):
     """Returns an input after a reshape that fails if the axis has another size than in `shape`.
     Code 0 keeps the sizes of the other axes."""
     sizes = [size if place == axis else 0 for place, size in enumerate(shape)]
     params = {"shape": str(tuple(sizes))}
-    return _node("Reshape", params, [source], f"{name}_axis{axis}_must_be_{shape[axis]}"), 0
+    row = _Row("Reshape", numpy)
+    return _node(row, params, [source], f"{name}_axis{axis}_must_be_{shape[axis]}"), 0
 
 
-def _recurrent(params, sources):
+def _recurrent(params, sources, numpy):
     """Returns MXNet's op for recurrent layers, which has all weights in one array."""
     states = 2 if params["mode"] == "lstm" else 1
     end = len(sources) - (params.get("use_sequence_length", "False") in ("True", "1"))
-    flat = [
-        (_node("Reshape", {"shape": "(-1,)"}, [weight]), 0) for weight in sources[1 + states : end]
-    ]
-    joined = _node("_rnn_param_concat", {"num_args": str(len(flat)), "dim": "0"}, flat)
+    reshape = _Row("Reshape", numpy)
+    weights = sources[1 + states : end]
+    flat = [(_node(reshape, {"shape": "(-1,)"}, [weight]), 0) for weight in weights]
+    joined = _node(_Row("_rnn_param_concat", numpy), {"num_args": str(len(flat)), "dim": "0"}, flat)
     inputs = [sources[0], (joined, 0), *sources[1 : 1 + states], *sources[end:]]
-    return _node("RNN", params, inputs)
+    return _node(_Row("RNN", numpy), params, inputs)
 
 
-def _cross_entropy(params, sources):
+def _cross_entropy(params, sources, numpy):
     data, label = sources
-    logs = _node("log_softmax", {"axis": "-1"}, [data])
-    picked = _node("pick", {"axis": "-1"}, [(logs, 0), label])
-    return _node("_mul_scalar", {"scalar": "-1.0"}, [(picked, 0)])
+    logs = _node(_Row("log_softmax", numpy), {"axis": "-1"}, [data])
+    picked = _node(_Row("pick", numpy), {"axis": "-1"}, [(logs, 0), label])
+    return _node(_Row("_mul_scalar", numpy), {"scalar": "-1.0"}, [(picked, 0)])
 
 
-def _filled(params, sources):
-    node = _node("zeros_like", {}, sources)
+def _filled(params, sources, numpy):
+    node = _node(_Row("zeros_like", numpy), {}, sources)
     if params.get("dtype", "None") != "None":
-        node = _node("Cast", {"dtype": params["dtype"]}, [(node, 0)])
+        node = _node(_Row("Cast", numpy), {"dtype": params["dtype"]}, [(node, 0)])
     number = params.get("fill_value", "0")
-    return _node("_plus_scalar", {"scalar": number}, [(node, 0)]) if float(number) else node
+    return (
+        _node(_Row("_plus_scalar", numpy), {"scalar": number}, [(node, 0)])
+        if float(number)
+        else node
+    )
 
 
-def _gelu(params, sources):
-    return _node("gelu", {"approximate": "tanh"}, sources)
+def _gelu(params, sources, numpy):
+    return _node(_Row("gelu", numpy), {"approximate": "tanh"}, sources)
 
 
 # Internal ops that MXNet lacks -> functions that compose them from MXNet's ops.

@@ -1,26 +1,11 @@
-"""Placeholder for MXNet's NumPy-like symbols, which are not part of this package.
-
-Programs may test whether a symbol is one of them.
-"""
+"""``mx.sym.np``: the functions of ``mx.np`` for symbols."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from ... import numpy as _arrays
+from ._function import fill as _fill
+from ._symbol import _Symbol as _Symbol
 
-from ... import _core
-from ..symbol import Symbol
+NumPySymbol = _Symbol  # the name inside this package
 
-if TYPE_CHECKING:
-    from typing import Any
-
-
-__all__ = ["_Symbol"]
-
-
-class _Symbol(Symbol):
-    """The symbol type of ``mx.sym.np``, which has no instances."""
-
-    __slots__ = ()
-
-    def __init__(self, *args: Any) -> None:
-        raise _core.NotSupportedError("mx.sym.np: mpgluon does not have mx.np; use mx.sym")
+__all__ = ["_Symbol", *_fill(globals(), _arrays, "np")]

@@ -1,0 +1,8 @@
+"""``mx.sym.npx``: the functions of ``mx.npx`` for symbols."""
+
+from __future__ import annotations
+
+from ... import numpy_extension as _arrays
+from ..numpy._function import fill as _fill
+
+__all__ = _fill(globals(), _arrays, "npx")

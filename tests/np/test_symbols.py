@@ -1,0 +1,211 @@
+"""Symbols of mx.sym.np: kinds, inference, executors, and functions of mx.np that are written in
+Python."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+from mpgluon.symbol.numpy import _arity, _composition, _Symbol
+
+
+def var(name, **options):
+    return mx.sym.var(name, **options).as_np_ndarray()
+
+
+def run(symbol, **arrays):
+    arrays = {name: nd.array(value, dtype=value.dtype) for name, value in arrays.items()}
+    return symbol.bind(mx.cpu(), arrays).forward()[0]
+
+
+X = np.arange(6, dtype="float32").reshape(2, 3) - 2
+OPERATORS = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: 2 - x - y,
+    "multiply": lambda x, y: 3 * x * y,
+    "divide": lambda x, y: 1 / (x + 4) / y,
+    "power": lambda x, y: 2**x + (x + 4) ** y,
+    "mod": lambda x, y: (x + 4) % y + 5 % (x + 4),
+    "comparisons": lambda x, y: (x < y) == (x >= 0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_broadcast_as_in_numpy(name):
+    function, y = OPERATORS[name], np.array([1, 2, 3], "float32")
+    symbol = function(var("x"), var("y"))
+    assert type(symbol) is _Symbol
+    expected = function(X, y)
+    result = run(symbol, x=X, y=y)
+    assert type(result) is nd.NDArray and result.dtype == expected.dtype.type
+    np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-6)
+    assert symbol.infer_shape(x=(2, 3), y=(3,))[1] == [(2, 3)]
+
+
+def test_kinds_do_not_mix():
+    x, y = mx.sym.var("x"), var("y")
+    with pytest.raises(TypeError, match=r"argument 0 is a symbol of mx.sym.*as_np_ndarray\(\)"):
+        x + y
+    with pytest.raises(TypeError, match="argument 1 is a symbol of mx.sym"):
+        y * x
+    with pytest.raises(TypeError, match="argument 0 is a symbol of mx.sym"):
+        mx.sym.concat(x, y, dim=0)
+    z = x.as_np_ndarray() + y
+    assert type(z) is type(z[0]) is type(z.get_internals()) is _Symbol
+    assert type(z.as_nd_ndarray()) is mx.sym.Symbol
+    assert z.as_nd_ndarray().as_np_ndarray().list_arguments() == ["x", "y"]
+
+
+def test_functions_of_sym_follow_their_inputs():
+    data = var("data")
+    layer = mx.sym.FullyConnected(data, num_hidden=4, name="fc")
+    assert type(layer) is _Symbol and layer.list_arguments() == ["data", "fc_weight", "fc_bias"]
+    shapes, outputs, _ = layer.infer_shape(data=(2, 3))
+    assert shapes == [(2, 3), (4, 3), (4,)] and outputs == [(2, 4)]
+    assert type(mx.sym.sum(mx.sym.var("x"))) is mx.sym.Symbol
+
+
+def test_nodes_of_both_kinds_in_one_graph():
+    x = mx.sym.var("x")
+    old = mx.sym.sum(x)  # shape (1,)
+    new = mx.sym.sum(x.as_np_ndarray())  # shape ()
+    both = mx.sym.Group([old, new, old.as_np_ndarray() + new])
+    assert type(both) is mx.sym.Symbol
+    with mx.util.np_shape(True):
+        assert both.infer_shape(x=(2, 3))[1] == [(1,), (), (1,)]
+    executor = both.simple_bind(mx.cpu(), x=(2, 3))
+    executor.arg_dict["x"][:] = X
+    results = executor.forward(is_train=True)
+    assert [a.shape for a in results] == [(1,), (), (1,)]
+    assert all(type(a) is nd.NDArray for a in results)
+    executor.backward([nd.ones(a.shape) for a in results])
+    assert executor.grad_dict["x"].asnumpy().tolist() == [[4] * 3] * 2
+
+
+def test_states_of_np_layers_are_updated():
+    norm = mx.sym.BatchNorm(var("x"), fix_gamma=False, momentum=0.5, name="norm")
+    executor = norm.simple_bind(mx.cpu(), x=(4, 3))
+    executor.arg_dict["x"][:] = 2
+    executor.forward(is_train=True)
+    assert executor.aux_dict["norm_moving_mean"].asnumpy().tolist() == [1, 1, 1]
+
+
+def test_monitored_gradients_of_np_symbols():
+    x, y = mx.sym.var("x"), var("y")
+    symbol = mx.sym.sum(x.as_np_ndarray() * y + x.as_np_ndarray())
+    args = {"x": nd.array([1, 2]), "y": nd.array([3, 4])}
+    found = []
+    for monitored in (False, True):
+        grads = {name: nd.zeros(2) for name in args}
+        executor = symbol.bind(mx.cpu(), args, grads)
+        if monitored:
+            seen = []
+            executor.set_monitor_callback(lambda name, array: seen.append(name))
+        executor.forward(is_train=True)
+        executor.backward([nd.ones(())])
+        found.append({name: grad.asnumpy().tolist() for name, grad in grads.items()})
+    assert found[0] == found[1] == {"x": [4, 5], "y": [1, 2]}
+    assert "multiply" in " ".join(seen)
+
+
+def test_unknown_and_empty_sizes():
+    x = var("x")
+    total = mx.sym.sum(x, axis=0)
+    with mx.util.np_shape(True):
+        assert total.infer_shape_partial(x=(-1, 3)) == ([(-1, 3)], [(3,)], [])
+        assert total.infer_shape_partial(x=(2, -1)) == ([(2, -1)], [(-1,)], [])
+        assert total.infer_shape(x=(0, 3)) == ([(0, 3)], [(3,)], [])
+        assert total.infer_shape(x=(3, 0)) == ([(3, 0)], [(0,)], [])
+        assert total.infer_shape_partial() == ([None], [None], [])
+        assert (x * 2).infer_shape(x=())[1] == [()]
+        assert var("v", shape=(0, 2)).infer_shape()[1] == [(0, 2)]
+        assert var("v", shape=(-1, 2)).infer_shape_partial()[1] == [(-1, 2)]
+    assert total.infer_shape_partial(x=(0, 3)) == ([(0, 3)], [(3,)], [])
+    assert total.infer_shape_partial() == ([()], [()], [])
+    assert var("v", shape=(0, 2)).infer_shape_partial()[1] == [(0, 2)]
+
+
+def test_dtypes_are_promoted():
+    x, y = var("x"), var("y")
+    assert (x + y).infer_type(x="int32", y="float16")[1] == [np.float16]
+    assert (x / y).infer_type(x="int32", y="int32")[1] == [np.float32]
+    assert (x < y).infer_type(x="int8", y="int8")[1] == [np.bool_]
+    # As in MXNet, an unknown operand has the dtype of the other one.
+    assert (x + y).infer_type(x="float64") == ([np.float64] * 2, [np.float64], [])
+    result = run(x + y, x=X.astype("int32"), y=X.astype("float16"))
+    assert result.dtype == np.float16
+
+
+def spread(a, axis=None, scale=1.0, parts=(1,)):
+    """A function of mx.np that needs the shape of its array."""
+    count = a.shape[0] if axis is None else a.shape[axis]
+    mean = nd.sum(a, axis=axis, keepdims=True) / count
+    return (a - mean) * scale * len(parts)
+
+
+def pair(arrays, weight=2):
+    return [arrays[0] + arrays[1], arrays[0] * weight]
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    monkeypatch.setattr(mx.np, "spread", spread, raising=False)
+    monkeypatch.setattr(mx.np, "pair", pair, raising=False)
+    monkeypatch.setitem(_arity.FIXED, "np.pair", 2)
+
+
+def test_python_functions_run_when_shapes_are_known(functions):
+    x = var("x")
+    symbol = _composition.compose("np.spread", (x,), {"axis": 1, "scale": 0.5, "name": "s"})
+    assert symbol.list_outputs() == ["s_output"] and symbol.attr("axis") == "1"
+    assert symbol.infer_shape(x=(2, 3))[1] == [(2, 3)]
+    assert symbol.infer_type(x="float64")[1] == [np.float64]
+    with pytest.warns(UserWarning, match="Cannot decide shape"):
+        assert symbol.infer_shape() == (None, None, None)
+    expected = (X - X.mean(1, keepdims=True)) / 2
+    loaded = mx.sym.load_json(symbol.tojson())
+    mx.util.set_np_shape(False)
+    for one in (symbol, loaded, pickle.loads(pickle.dumps(symbol))):
+        assert type(one) is _Symbol and one.tojson() == symbol.tojson()
+        np.testing.assert_allclose(run(one, x=X).asnumpy(), expected, rtol=1e-6)
+    executor = (symbol * symbol).simple_bind(mx.cpu(), x=(2, 3))
+    executor.arg_dict["x"][:] = X
+    executor.forward(is_train=True)
+    executor.backward([nd.ones((2, 3))])
+    np.testing.assert_allclose(executor.grad_dict["x"].asnumpy(), expected, atol=1e-6)
+
+
+def test_lists_of_symbols_and_several_results(functions):
+    both = _composition.compose("np.pair", ([var("x"), var("y")],), {"weight": 3})
+    assert len(both) == 2 and type(both[1]) is _Symbol
+    both = mx.sym.load_json(both.tojson())
+    mx.util.set_np_shape(False)
+    results = both.bind(mx.cpu(), {"x": nd.array(X), "y": nd.ones((3,))}).forward()
+    assert np.array_equal(results[0].asnumpy(), X + 1)
+    assert np.array_equal(results[1].asnumpy(), X * 3)
+    with pytest.raises(TypeError, match="got an array; use a variable"):
+        _composition.compose("np.pair", ([var("x"), nd.ones(3)],), {})
+    with pytest.raises(TypeError, match="as_np_ndarray"):
+        _composition.compose("np.pair", ([var("x"), mx.sym.var("y")],), {})
+
+
+def test_wrong_files_of_functions(functions):
+    text = _composition.compose("np.spread", (var("x"),), {}).tojson()
+    for old, new, message in (
+        ("np.spread", "np.__loader__", "unknown function"),
+        ("np.spread", "os.system", "unknown function"),
+        ("'$0'", "'$1'", "not one of the 1 inputs"),
+        ("{'a': '$0'}", "7", "must be a dict"),
+    ):
+        with pytest.raises(mx.MXNetError, match=message):
+            mx.sym.load_json(text.replace(old, new))
+
+
+def test_hidden_names_of_nd():
+    for name in ("exp", "slice_axis", "one_hot", "expand_dims", "split_v2"):
+        with pytest.raises(AttributeError, match=f"has no attribute {name}"):
+            getattr(var("x"), name)
+    with pytest.raises(mx.base.NotImplementedForSymbol):
+        var("x")[0] = 1
