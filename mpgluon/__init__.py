@@ -81,8 +81,11 @@ from .ndarray import NDArray as NDArray, waitall as waitall
 from .util import (
     is_np_array as is_np_array,
     is_np_shape as is_np_shape,
+    np_array as np_array,
     np_shape as np_shape,
     set_np_shape as set_np_shape,
+    use_np as use_np,
+    use_np_array as use_np_array,
     use_np_shape as use_np_shape,
 )
 

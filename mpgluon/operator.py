@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import _core, autograd, ndarray as nd, profiler
-from ._internal import device_groups, graph_breaks
+from ._internal import device_groups, graph_breaks, kinds
 from ._internal.hints import near_names
 from .base import MXNetError, is_floating
 from .context import current_context
@@ -401,6 +401,7 @@ class CustomCall(graph_breaks.PythonCall):
             )
         _, found = self.infer(descs, [], autograd.is_training(), exact=True)
         stypes = self._infer_storages([array.stype for array in inputs[:count]])
+        numpy = kinds.is_numpy(inputs[0]) if inputs else _core.is_np_array()
         if any(array._in_trace for array in inputs):
             tracer = graph_breaks.current()
             if tracer is None:
@@ -410,11 +411,11 @@ class CustomCall(graph_breaks.PythonCall):
                 )
             return tracer.host(
                 f"Custom {self.op_type}",
-                lambda arrays: self._compute(arrays, found, ctx, stypes),
+                lambda arrays: self._compute(arrays, found, ctx, stypes, numpy),
                 inputs,
-                [(shape, dtype, ctx) for shape, dtype in found],
+                [(shape, dtype, ctx, numpy) for shape, dtype in found],
             )
-        return self._compute(inputs, found, ctx, stypes)
+        return self._compute(inputs, found, ctx, stypes, numpy)
 
     def _infer_storages(self, stypes):
         """Returns the storage types of the outputs."""
@@ -435,14 +436,14 @@ class CustomCall(graph_breaks.PythonCall):
             finally:
                 span.stop()
 
-    def _compute(self, inputs, found, ctx, stypes):
+    def _compute(self, inputs, found, ctx, stypes, numpy):
         count = len(self.arguments)
         args, aux = (
             [array.detach() for array in inputs[:count]],
             [array.detach() for array in inputs[count:]],
         )
         outputs = [
-            nd.zeros(shape, ctx=ctx, dtype=dtype, stype=stype)
+            kinds.of_kind(nd.zeros(shape, ctx=ctx, dtype=dtype, stype=stype), numpy)
             for (shape, dtype), stype in zip(found, stypes)
         ]
         train = autograd.is_training()
@@ -499,7 +500,7 @@ def _saved(arrays):
 
     Sparse arrays are returned with the contents at the time of the call.
     """
-    dense = [type(array) is nd.NDArray for array in arrays]
+    dense = [array.stype == "default" for array in arrays]
     kept = _core.SavedContents([array for array, is_dense in zip(arrays, dense) if is_dense])
 
     def read():
@@ -510,7 +511,7 @@ def _saved(arrays):
 
 
 def _dense_zeros(array):
-    return nd.zeros(array.shape, ctx=array.context, dtype=array.dtype)
+    return kinds.like(nd.zeros(array.shape, ctx=array.context, dtype=array.dtype), array)
 
 
 def custom_array(

@@ -1,23 +1,25 @@
-"""Helpers under MXNet's names.
+"""Helpers under MXNet's names, and the switches of ``mx.np``.
 
-The NumPy-like interface (``mx.np``) is not part of this package, and its switches are off. The
-switch for NumPy shapes affects only symbols: with it, `Symbol.infer_shape` represents unknown sizes
-and shapes as -1 and None instead of 0 and (). Arrays with zero dimensions or of zero size always
-exist.
+`set_np` makes Gluon create arrays of ``mx.np``: parameters, gradients, batches of a DataLoader,
+images. Layers, losses and optimizers follow their inputs, whatever the switches are. The functions
+of ``mx.np`` can always be called. The switch for NumPy shapes affects unknown sizes: with it, they
+and unknown shapes are written as -1 and None instead of 0 and (). Arrays without dimensions or of
+zero size always exist. New threads start with both switches off, except the workers of a
+DataLoader, which inherit them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from . import _core
+from ._core import is_np_array, is_np_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
     from ._core import Context
@@ -157,27 +159,11 @@ def get_cuda_compute_capability(ctx: Context) -> NoReturn:
     raise _core.NotSupportedError(f"get_cuda_compute_capability: not available for {ctx}")
 
 
-def is_np_array() -> bool:
-    """Returns False: operators and Gluon use NDArray."""
-    return False
+def set_np_shape(active: bool | int) -> bool:
+    """Sets whether unknown sizes are written as -1 in this thread, or in all threads if `active` is
+    2. Returns the previous value.
 
-
-_switches = threading.local()
-
-
-def is_np_shape() -> bool:
-    """True if unknown sizes are written as -1 in this thread (see `np_shape`).
-
-    Examples
-    --------
-    >>> mx.util.is_np_shape()
-    False
-    """
-    return getattr(_switches, "np_shape", False)
-
-
-def set_np_shape(active: bool) -> bool:
-    """Sets whether unknown sizes are written as -1 in this thread; returns the former value.
+    Raises ValueError if `active` is False while arrays of ``mx.np`` are created.
 
     Examples
     --------
@@ -185,19 +171,41 @@ def set_np_shape(active: bool) -> bool:
     >>> mx.util.set_np_shape(former)
     True
     """
-    former = is_np_shape()
-    _switches.np_shape = bool(active)
-    return former
+    _check_off(active)
+    return bool(_core.set_np_shape(active))
+
+
+def _check_off(active):
+    if not active and is_np_array():
+        raise ValueError(
+            "set_np_shape: NumPy shapes cannot be switched off while NumPy arrays are on; "
+            "npx.reset_np() switches both off"
+        )
 
 
 def set_np(shape: bool = True, array: bool = True) -> None:
-    """Rejects `array` with NotSupportedError: there is no ``mx.np`` here."""
-    if array:
-        raise _core.NotSupportedError("set_np: mpgluon does not have mx.np; use mx.nd")
+    """Sets both switches of this thread: NumPy shapes, and arrays of ``mx.np`` in Gluon.
+
+    Raises ValueError if `array` is True and `shape` False.
+
+    Examples
+    --------
+    >>> mx.npx.set_np()
+    >>> net = nn.Dense(2, in_units=3)
+    >>> net.initialize()
+    >>> type(net.weight.data())
+    <class 'mpgluon.numpy.ndarray'>
+    >>> mx.npx.reset_np()
+    """
+    if array and not shape:
+        raise ValueError("set_np: array=True needs shape=True")
+    _core.set_np_array(array)
+    _core.set_np_shape(bool(shape))
 
 
 def reset_np() -> None:
-    """Does nothing: there is nothing to reset."""
+    """Switches NumPy shapes and arrays off in this thread."""
+    set_np(False, False)
 
 
 class np_shape(_core.Scope):
@@ -215,39 +223,137 @@ class np_shape(_core.Scope):
         self._active = bool(active)
 
     def _changes(self):
-        return [(vars(_switches), "np_shape", self._active)]
+        _check_off(self._active)
+        return [(_core.set_np_shape, self._active)]
 
 
-@contextlib.contextmanager
-def np_array(active: bool = True) -> Iterator[None]:
-    """Returns a scope that can only switch NumPy arrays off; True raises NotSupportedError."""
-    if active:
-        set_np()
-    yield
+class np_array(_core.Scope):
+    """A scope in which Gluon creates arrays of ``mx.np``, or of ``mx.nd`` if not `active`.
+
+    Examples
+    --------
+    >>> with mx.util.np_array():
+    ...     inside = mx.util.is_np_array()
+    >>> inside, mx.util.is_np_array()
+    (True, False)
+    """
+
+    def __init__(self, active: bool = True) -> None:
+        self._active = bool(active)
+
+    def _changes(self):
+        return [(_core.set_np_array, self._active)]
+
+
+class _np_scope(_core.Scope):
+    """A scope with NumPy shapes and arrays."""
+
+    def _changes(self):
+        return [(_core.set_np_shape, True), (_core.set_np_array, True)]
+
+
+def _scoped(func, scope):
+    """Returns a function that runs `func` inside a new scope."""
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return scope().run(func, *args, **kwargs)
+
+    return call
+
+
+def _scoped_member(member, scope):
+    """Returns a class member (function, property, class or static method) that runs inside a
+    scope, or None for other members."""
+    if inspect.isfunction(member):
+        return _scoped(member, scope)
+    if isinstance(member, (classmethod, staticmethod)):
+        return type(member)(_scoped(member.__func__, scope))
+    if isinstance(member, property):
+        functions = [f and _scoped(f, scope) for f in (member.fget, member.fset, member.fdel)]
+        return property(*functions, member.__doc__)
+    return None
+
+
+_PACKAGE = __name__.partition(".")[0]
+# Inherited methods that work on the kind of their inputs, so they need no scope.
+_FOLLOWING = frozenset(("forward", "hybrid_forward"))
+
+
+def _is_inherited_as_is(base, name):
+    """True if a subclass inherits a member of `base` without a scope: internal methods of this
+    package, and those that follow their inputs."""
+    if base is object:
+        return True
+    if base.__module__.partition(".")[0] != _PACKAGE:
+        return False
+    return name in _FOLLOWING or (name.startswith("_") and name not in ("__init__", "__call__"))
+
+
+def _use(func, scope, name):
+    if isinstance(func, type):
+        members: dict[str, Any] = {}
+        for base in reversed(func.__mro__):
+            for key, member in vars(base).items():
+                if base is not func and _is_inherited_as_is(base, key):
+                    members.pop(key, None)
+                else:
+                    members[key] = member
+        for key, member in members.items():
+            scoped = _scoped_member(member, scope)
+            if scoped is not None:
+                setattr(func, key, scoped)
+        return func
+    if callable(func):
+        return _scoped(func, scope)
+    raise TypeError(f"{name}: expected a class or a callable, got {type(func).__name__}")
 
 
 def use_np_shape(func: Function) -> Function:
-    """Returns the function or class unchanged.
+    """Returns a function that runs inside `np_shape`, or the class after this change of all its
+    methods and properties.
 
     Examples
     --------
     >>> @mx.util.use_np_shape
-    ... def rows():
-    ...     return nd.zeros((0, 2)).shape
-    >>> rows()
-    (0, 2)
+    ... def inside():
+    ...     return mx.util.is_np_shape()
+    >>> inside()
+    True
     """
-    return func
+    return _use(func, np_shape, "use_np_shape")
 
 
 def use_np_array(func: Function) -> Function:
-    """Returns the function or class unchanged."""
-    return func
+    """Returns a function that runs inside `np_array`, or the class after this change of all its
+    methods and properties.
+
+    Examples
+    --------
+    >>> @mx.util.use_np_array
+    ... def inside():
+    ...     return mx.util.is_np_array()
+    >>> inside()
+    True
+    """
+    return _use(func, np_array, "use_np_array")
 
 
 def use_np(func: Function) -> Function:
-    """Returns the function or class unchanged."""
-    return func
+    """Returns a function that runs inside `np_shape` and `np_array`, or the class after this change
+    of all its methods and properties.
+
+    Examples
+    --------
+    >>> @mx.use_np
+    ... class Model(nn.Dense):
+    ...     pass
+    >>> net = Model(2, in_units=3)
+    >>> net.initialize()
+    >>> type(net.weight.data())
+    <class 'mpgluon.numpy.ndarray'>
+    """
+    return _use(func, _np_scope, "use_np")
 
 
 def set_module(module: str | None) -> Callable[[Function], Function]:

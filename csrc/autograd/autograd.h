@@ -18,6 +18,16 @@ bool mpg_autograd_set_training(bool on);
  * value. */
 bool mpg_autograd_set_uncast(bool on);
 
+/* True if Gluon creates arrays of mx.np in this thread. Off at first in each thread. */
+bool mpg_np_array(void);
+bool mpg_np_array_set(bool on); /* returns the previous value */
+/* Says whether unknown sizes are written as -1, as NumPy's shapes need it. */
+typedef enum { MPG_NP_SHAPE_OFF, MPG_NP_SHAPE_ON, MPG_NP_SHAPE_ALL } mpg_np_shapes;
+mpg_np_shapes mpg_np_shape(void);
+/* Sets the value of this thread, or of all threads for MPG_NP_SHAPE_ALL. MPG_NP_SHAPE_OFF also ends
+ * MPG_NP_SHAPE_ALL. Returns the previous value. */
+mpg_np_shapes mpg_np_shape_set(mpg_np_shapes value);
+
 /* Calls an op, in the dialect of its inputs (mpg_op_is_numpy): inputs of different kinds are an
  * error, and so are inputs of mx.nd if `op` is a NumPy descriptor. If the call belongs to a trace
  * (trace.h), emits the op into the trace's graph. Otherwise runs the op and, while recording, puts

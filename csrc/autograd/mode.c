@@ -1,7 +1,10 @@
 /* The mode of a thread's op calls. */
 #include "autograd/mode.h"
 
+#include <stdatomic.h>
+
 _Thread_local mpg_call_mode mpg_mode;
+static atomic_bool np_shape_everywhere; /* True if NumPy's shapes are on in all threads */
 
 mpg_trace *mpg_trace_active(void) { return mpg_mode.trace; }
 
@@ -51,5 +54,26 @@ uint32_t mpg_autograd_set_scope(uint32_t scope) {
 uint64_t mpg_autograd_set_steps(uint64_t steps) {
   uint64_t former = mpg_mode.steps;
   mpg_mode.steps = steps;
+  return former;
+}
+
+bool mpg_np_array(void) { return mpg_mode.np_array; }
+
+bool mpg_np_array_set(bool on) {
+  bool former = mpg_mode.np_array;
+  mpg_mode.np_array = on;
+  return former;
+}
+
+mpg_np_shapes mpg_np_shape(void) {
+  if (atomic_load_explicit(&np_shape_everywhere, memory_order_relaxed)) return MPG_NP_SHAPE_ALL;
+  return mpg_mode.np_shape ? MPG_NP_SHAPE_ON : MPG_NP_SHAPE_OFF;
+}
+
+mpg_np_shapes mpg_np_shape_set(mpg_np_shapes value) {
+  mpg_np_shapes former = mpg_np_shape();
+  mpg_mode.np_shape = value != MPG_NP_SHAPE_OFF;
+  if (value != MPG_NP_SHAPE_ON)
+    atomic_store_explicit(&np_shape_everywhere, value == MPG_NP_SHAPE_ALL, memory_order_relaxed);
   return former;
 }

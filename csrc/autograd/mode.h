@@ -1,4 +1,5 @@
-/* The mode of a thread's op calls: recording, training, scope, trace and group.
+/* The mode of a thread's op calls: recording, training, scope, trace, group, and the switches of
+ * mx.np.
  *
  * Ownership: the trace is borrowed. Threads: each thread has its own mode.
  */
@@ -13,6 +14,7 @@
  * lookup. */
 typedef struct mpg_call_mode {
   bool recording, training, uncast;
+  bool np_array, np_shape; /* this thread's switches (mpg_np_array, mpg_np_shape) */
   uint32_t scope;
   uint64_t steps;
   mpg_trace *trace; /* the active trace, borrowed; NULL if none */

@@ -124,6 +124,7 @@ static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *
   params.shape.values[0] = rows;
   for (int i = 0; i < shape->ndim; i++) params.shape.values[i + 1] = shape->dims[i];
   params.dtype = output->desc.dtype;
+  array->numpy = output->numpy;
   mpg_device *device;
   MPG_TRY(mpg_device_get(output->device, &device));
   mpg_invocation call = {.op = mpg_op_get(MPG_OP__full),

@@ -10,6 +10,7 @@
 typedef struct mpg_loop_output { /* describes one output of a loop's step */
   mpg_desc desc;
   mpg_device_id device;
+  bool numpy; /* an array of mx.np */
 } mpg_loop_output;
 
 typedef struct mpg_loop_joined { /* scratch memory of mpg_loop_stack; free `joined` with mpg_free */

@@ -24,7 +24,7 @@ from typing import Any
 
 from .. import _core
 from ..base import MXNetError
-from . import ranks
+from . import kinds, ranks
 
 
 class _Thread(threading.local):
@@ -205,7 +205,7 @@ class Tracer(_core.Scope):
 
     def host(self, name, run, inputs, outputs, bodies=()):
         """Adds a host step whose result shapes are known. `outputs` has a ``(shape, dtype, ctx)``
-        for each result. Returns traced arrays for the results.
+        for each result, see `describe`. Returns traced arrays for the results.
         """
         raise NotImplementedError(
             f"{name} runs outside of compiled programs and cannot be traced by "
@@ -234,7 +234,8 @@ class Tracer(_core.Scope):
 
 
 def describe(array):
-    return array.shape, array.dtype, array.context
+    """Returns shape, dtype and device, and True for an array of ``mx.np``."""
+    return array.shape, array.dtype, array.context, kinds.is_numpy(array)
 
 
 class Body(Tracer):
@@ -452,7 +453,7 @@ class Split:
         key = (
             _core.is_training(),
             _core.is_recording(),
-            *[(array.shape, array.dtype, array.context) for array in arrays],
+            *map(describe, arrays),
         )
         env = dict(enumerate(arrays))
         path = []

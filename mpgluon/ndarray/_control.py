@@ -282,7 +282,7 @@ def while_loop(
 
 def _rows(descs, count):
     """Adds a first axis of length `count` to the shape of each description."""
-    return [((count, *shape), dtype, ctx) for shape, dtype, ctx in descs]
+    return [((count, *shape), *rest) for shape, *rest in descs]
 
 
 def _traced_while(tracer, cond, func, variables, nest, limit):
@@ -404,8 +404,9 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
 
 
 def _text(desc):
-    shape, dtype, ctx = desc
-    return f"{_core.dtype_name(dtype)} {shape} on {ctx}"
+    shape, dtype, ctx, numpy = desc
+    kind = "mx.np array of " if numpy else ""
+    return f"{kind}{_core.dtype_name(dtype)} {shape} on {ctx}"
 
 
 def _inside(error, what):

@@ -499,7 +499,7 @@ WRITABLE = {
     "csrc/autograd/array": "changes",
     "csrc/autograd/backward": "kept_passes",
     "csrc/autograd/collect": "passes",
-    "csrc/autograd/mode": "mpg_mode",
+    "csrc/autograd/mode": "mpg_mode np_shape_everywhere",
     "csrc/autograd/parameter_set": "numbers",
     "csrc/compile/invariants/invariants": "keepers",
     "csrc/compile/invariants/kept_values": "chains salts unknown",

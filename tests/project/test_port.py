@@ -120,7 +120,6 @@ def test_cpu_option_rewrites_gpu_devices(tmp_path):
         ("from gluonnlp import data\n", "as_mxnet"),
         ("import horovod.mxnet as hvd\n", "missing write mx.parallel.DistributedTrainer"),
         ("import byteps.mxnet as bps\n", "docs/horovod.md"),
-        ("import mxnet as mx\nmx.npx.set_np()\n", "there is no mx.np"),
         ("import mxnet as mx\nmx.kv.create('p3')\n", "take dist_sync"),
         ("import mxnet as mx\nassert mx.__version__ > '1.6'\n", "that of mpgluon"),
         ("from mxnet import gluon\ngluon.model_zoo.vision.get_model('x', no=1)\n", ""),

@@ -96,6 +96,26 @@ static PyObject *set_training(PyObject *Py_UNUSED(module), PyObject *value) {
   return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_training(on));
 }
 
+/* --- Switches of mx.np (mpgluon.util) --------------------------------------------------------- */
+static PyObject *is_np_array(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_np_array());
+}
+static PyObject *is_np_shape(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_np_shape() != MPG_NP_SHAPE_OFF);
+}
+static PyObject *set_np_array(PyObject *Py_UNUSED(module), PyObject *value) {
+  int on = PyObject_IsTrue(value);
+  return on < 0 ? NULL : PyBool_FromLong(mpg_np_array_set(on));
+}
+static PyObject *set_np_shape(PyObject *Py_UNUSED(module), PyObject *value) {
+  long set = PyLong_AsLong(value);
+  if (set == -1 && PyErr_Occurred()) return NULL;
+  if (set < MPG_NP_SHAPE_OFF || set > MPG_NP_SHAPE_ALL)
+    return PyErr_Format(PyExc_ValueError,
+                        "set_np_shape: expected False, True or 2 (all threads), got %R", value);
+  return PyLong_FromLong((long)mpg_np_shape_set((mpg_np_shapes)set));
+}
+
 /* --- Lists of arrays -------------------------------------------------------------------------- */
 typedef struct arrays {
   PyObject *keep;
@@ -569,6 +589,17 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "is_recording()\n--\n\nWhether ops are recorded in this thread."},
     {"is_training", is_training, METH_NOARGS,
      "is_training()\n--\n\nWhether ops behave as in training in this thread."},
+    {"is_np_array", is_np_array, METH_NOARGS,
+     "is_np_array()\n--\n\nTrue if Gluon creates arrays of ``mx.np`` in this thread.\n\n"
+     "Examples\n--------\n>>> mx.util.is_np_array()\nFalse"},
+    {"is_np_shape", is_np_shape, METH_NOARGS,
+     "is_np_shape()\n--\n\nTrue if unknown sizes are written as -1 in this thread.\n\n"
+     "Examples\n--------\n>>> mx.util.is_np_shape()\nFalse"},
+    {"set_np_array", set_np_array, METH_O,
+     "set_np_array(active)\n--\n\nSets the switch of this thread and returns its previous value."},
+    {"set_np_shape", set_np_shape, METH_O,
+     "set_np_shape(active)\n--\n\nSets the switch of this thread, or of all threads if 2, and "
+     "returns its previous value."},
     {"set_recording", set_recording, METH_O,
      "set_recording(is_recording)\n--\n\nSets the flag; returns its previous value."},
     {"set_training", set_training, METH_O,

@@ -325,10 +325,12 @@ static int rows_from(PyObject *object, mpg_rows *rows) {
   return 0;
 }
 
-static PyObject *arrays_list(const mpg_tensor *tensors, uint32_t count) {
+/* Returns a list of arrays; `kinds` describes them, or is NULL for arrays of mx.nd. */
+static PyObject *arrays_list(const mpg_tensor *tensors, uint32_t count,
+                             const mpg_compiled_output *kinds) {
   PyObject *list = PyList_New(count);
   for (uint32_t i = 0; list != NULL && i < count; i++) {
-    mpg_array array = {.tensor = tensors[i]};
+    mpg_array array = {.tensor = tensors[i], .numpy = kinds != NULL && kinds[i].numpy};
     mpg_tensor_retain(&array.tensor);
     PyObject *item = mpg_py_array_take(&array);
     if (item == NULL)
@@ -340,8 +342,8 @@ static PyObject *arrays_list(const mpg_tensor *tensors, uint32_t count) {
 }
 
 static mpg_status run_host_code(void *state, const mpg_host_call *call) {
-  PyObject *inputs = arrays_list(call->inputs, call->num_inputs),
-           *outputs = arrays_list(call->outputs, call->num_outputs), *result = NULL;
+  PyObject *inputs = arrays_list(call->inputs, call->num_inputs, NULL),
+           *outputs = arrays_list(call->outputs, call->num_outputs, NULL), *result = NULL;
   if (inputs != NULL && outputs != NULL)
     result = PyObject_CallFunction((PyObject *)state, "IIOOOO", (unsigned int)call->micro_batch,
                                    (unsigned int)call->number, call->backward ? Py_True : Py_False,
@@ -453,7 +455,7 @@ static PyObject *pipeline_run_outputs(PyObject *object, PyObject *Py_UNUSED(unus
   for (uint32_t i = 0; i < run->num_outputs; i++)
     if (run->outputs[i].storage == NULL)
       return PyErr_Format(PyExc_ValueError, "PipelineRun: the run is finished");
-  return arrays_list(run->outputs, run->num_outputs);
+  return arrays_list(run->outputs, run->num_outputs, run->micro_batches[0].state.compiled->outputs);
 }
 
 /* Converts a buffer of 32-bit integers, four per item, to items that the caller frees with

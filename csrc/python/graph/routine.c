@@ -167,10 +167,12 @@ static PyObject *make_branch(PyObject *Py_UNUSED(type), PyObject *args) {
   return (PyObject *)self;
 }
 
-/* Fills in the description of a loop's output from a tuple (shape, dtype, ctx). */
+/* Fills in the description of a loop's output from a tuple (shape, dtype, ctx, numpy). */
 static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   PyObject *shape, *dtype, *ctx;
-  if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO:Routine.loop", &shape, &dtype, &ctx)) {
+  int numpy;
+  if (!PyTuple_Check(item) ||
+      !PyArg_ParseTuple(item, "OOOp:Routine.loop", &shape, &dtype, &ctx, &numpy)) {
     if (!PyErr_Occurred())
       PyErr_SetString(PyExc_TypeError, "Routine.loop: an output must be described by a tuple");
     return -1;
@@ -178,6 +180,7 @@ static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   if (mpg_py_shape_from(shape, &output->desc.shape, "Routine.loop") < 0 ||
       mpg_py_device_id(ctx, &output->device) < 0)
     return -1;
+  output->numpy = numpy;
   return (output->desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE ? -1 : 0;
 }
 
@@ -368,7 +371,8 @@ static PyObject *loop_stack(PyObject *Py_UNUSED(module), PyObject *args) {
     if (row == NULL) goto done;
     mpg_array_copy(&rows[i], row);
   }
-  mpg_loop_output output = {.desc = rows->tensor.desc, .device = mpg_array_device_id(rows)};
+  mpg_loop_output output = {
+      .desc = rows->tensor.desc, .device = mpg_array_device_id(rows), .numpy = rows->numpy};
   mpg_status status = mpg_loop_stack(rows, 1, count, &output, limit, &space, &joined);
   result = status == MPG_OK ? mpg_py_array_take(&joined) : mpg_py_raise(status);
 done:

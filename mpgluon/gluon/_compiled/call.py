@@ -22,7 +22,8 @@ from .input_names import input_names
 from .places import find
 from .structure import snapshot
 
-_ONLY_ARRAYS = {nd.NDArray}
+# Types of the arguments of most calls.
+_ONLY_ARRAYS = {nd.NDArray}, {_core.ndarray}
 # Maximum number of `Signature`s per block. The op of each signature keeps at most LIMIT compiled
 # programs, one per combination of input shapes, dtypes and modes (csrc/compile/call_cache.h).
 LIMIT = _core.CachedOp.LIMIT
@@ -82,7 +83,7 @@ class Signature:
         """Traces the block to collect the parameter copies that it uses, to infer unknown shapes,
         and to detect operations on the host, which split the block. Returns the state and the trace
         for `first_trace`."""
-        self.inputs = [(array.shape, array.dtype, array.context) for array in flat]
+        self.inputs = [graph_breaks.describe(array) for array in flat]
         discovery = discovery or tracing.Discovery()
         traced = None
         with discovery:
@@ -311,7 +312,7 @@ class CompiledCall:
     def __call__(self, args):
         if self._changes_seen != structure_changes.count:
             self._look_again()
-        if set(map(type, args)) == _ONLY_ARRAYS:  # the usual case
+        if set(map(type, args)) in _ONLY_ARRAYS:  # the usual case
             flat = list(args)
             structure = (tuple, *[ARRAY] * len(flat))
         else:
@@ -321,6 +322,7 @@ class CompiledCall:
         key = (
             structure,
             tuple([array.context for array in flat]),
+            tuple(map(type, flat)),
             autograd.is_training(),
             device_groups.current(),
         )
@@ -401,7 +403,7 @@ class CompiledCall:
         return signature
 
     def _add(self, key, flat):
-        signature = self._make(key[0], flat, key[2])
+        signature = self._make(key[0], flat, key[3])
         if signature.splits:
             signature.op = graph_breaks.Split(_weakly(signature.trace_parts), self._flags)
         else:

@@ -297,6 +297,7 @@ class HybridBlock(Block, Compilable):
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
         except MXNetError as error:
+            self._check_kinds(error, (x, *args))
             if (
                 strays is None
                 or isinstance(error, MemoryError)
@@ -356,6 +357,25 @@ class HybridBlock(Block, Compilable):
         if near is not None:
             return near, None
         raise self._misplaced(param, ctx)
+
+    def _check_kinds(self, error, args):
+        """Raises an error that names the conversion if an op failed because the inputs are arrays
+        of mx.nd and the parameters are of mx.np, or the other way around."""
+        if not isinstance(error, MXNetTypeError) or getattr(error, "block_path", None) is not None:
+            return
+        numpy = holds(args, _core.ndarray)
+        if all(param.numpy == numpy for param in self._reg_params.values()):
+            return
+        kinds = ("mx.nd", "mx.np") if numpy else ("mx.np", "mx.nd")
+        raise MXNetTypeError(
+            f"{block_path() or type(self).__name__}: the parameters are arrays of {kinds[0]}, but "
+            f"the inputs are of {kinds[1]}; convert these with "
+            + (
+                "as_nd_ndarray(), or call npx.set_np() before initialize()"
+                if numpy
+                else "as_np_ndarray()"
+            )
+        ) from error
 
     def _misplaced(self, param, ctx, error=None):
         contexts = param.list_ctx()

@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ... import initializer, ndarray as nd
+from ..._internal import kinds
 from ...base import is_floating
 from ._parameter import Parameter
 
@@ -23,7 +24,7 @@ class _Value(initializer.Initializer):
         self._value = value
 
     def _init_weight(self, _, array):
-        array[:] = self._value.as_in_context(array.context)
+        array[:] = kinds.like(self._value.as_in_context(array.context), array)
 
 
 class Constant(Parameter):
@@ -44,7 +45,7 @@ class Constant(Parameter):
 
     def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:
         if not isinstance(value, nd.NDArray):
-            value = nd.array(value)
+            value = kinds.of_mode(nd.array(value))
         self.value = value
         super().__init__(
             name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import ndarray as nd
+from ... import _core, ndarray as nd
+from ..._internal import kinds
 from ...ndarray._sparse.row_gradients import RowGradientWeight
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ class Fillable:
                 for array in self.arrays.values()
             ]
             return found, lambda: None
+        self.numpy = self.numpy or _core.is_np_array()
         devices = self.list_ctx() if self.deferred_init else self._devices(ctx)
-        arrays = {device: nd.empty(self.shape, ctx=device, dtype=self.dtype) for device in devices}
+        arrays = {
+            device: kinds.of_kind(nd.empty(self.shape, ctx=device, dtype=self.dtype), self.numpy)
+            for device in devices
+        }
         return list(arrays.values()), lambda: self._hold_data(arrays, self.grad_req)

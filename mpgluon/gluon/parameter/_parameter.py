@@ -11,9 +11,10 @@ import numpy as np
 
 from ... import _core, autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
+from ..._internal import kinds
 from ..._internal.hints import PARAMETER_SETTINGS, unsettable
 from ..._internal.ranks.own_arrays import brought_to_all
-from ...base import MXNetAssertionError, MXNetError
+from ...base import MXNetAssertionError, MXNetError, NotSupportedError
 from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
@@ -102,7 +103,8 @@ class Parameter(MXNetNames):
     The following attributes are internal to the package: `arrays` and `gradients` (device -> array,
     or None), `deferred_init` (the arguments of a pending initialization, or empty), `placed` (the
     devices to which the network's placement assigns the parameter, or None), `floating`,
-    `replaced`, `owner`, `left`, `family` (the split parameter that this parameter is a part of).
+    `replaced`, `owner`, `left`, `family` (the split parameter that this parameter is a part of),
+    `numpy` (True if the arrays are of ``mx.np``).
 
     Examples
     --------
@@ -116,6 +118,7 @@ class Parameter(MXNetNames):
 
     family: Any = None
     placed: list[Context] | None = None
+    numpy = False
 
     def __init__(
         self,
@@ -243,8 +246,10 @@ class Parameter(MXNetNames):
 
     @property
     def shape(self) -> Shape | None:
-        """The shape, with 0 for unknown dimensions, or None."""
-        return self._shape
+        """The shape, or None. Unknown dimensions are 0, or -1 inside `mx.np_shape`."""
+        if self._shape is None or 0 not in self._shape or not _core.is_np_shape():
+            return self._shape
+        return tuple(size or -1 for size in self._shape)
 
     @shape.setter
     def shape(self, shape: int | Sequence[int]) -> None:
@@ -579,7 +584,7 @@ class Parameter(MXNetNames):
             )
         waiting = init, contexts, default_init, None, _reserve_random_calls()
         former = self.arrays, self.gradients, self.deferred_init
-        self._hold(arrays=None, gradients=None, deferred_init=waiting)
+        self._hold(arrays=None, gradients=None, deferred_init=waiting, numpy=_core.is_np_array())
         if not shape_is_known(self._shape):
             return
         try:
@@ -602,12 +607,14 @@ class Parameter(MXNetNames):
             )
         # During the forward pass of one replica, its device may wait for the next replica's device.
         # The initial values are therefore computed on a side context, which does not wait.
+        self.numpy = self.numpy or _core.is_np_array()
         many = len(contexts) > 1 and autograd.is_training()
         place = side_context(contexts[0]) if many else contexts[0]
         waits = place != contexts[0]
         with autograd.pause():
             if value is None:
                 value = nd.zeros(self._shape, ctx=place, dtype=self.dtype)
+                value = kinds.of_kind(value, self.numpy)
                 with place if waits else current_context(), random.calls_at(key):
                     initializer.create(default_init)(
                         initializer.InitDesc(self.name, {"__init__": init}), value
@@ -621,6 +628,7 @@ class Parameter(MXNetNames):
     def _take(self, value, contexts, own=True, contents=()):
         """Replaces the arrays by copies of `value`. With `own`, `value` itself becomes the copy on
         its device. `contents` maps devices to gradients; missing gradients are zero."""
+        value = kinds.of_kind(value, self.numpy)
         data = {c: value if own and c == value.context else value.copyto(c) for c in contexts}
         if not own:
             data = {ctx: array.astype(self.dtype, copy=False) for ctx, array in data.items()}
@@ -635,6 +643,11 @@ class Parameter(MXNetNames):
         maps devices to gradients; missing gradients are zero. Also sets the attributes `values`."""
         grad, contents = None, dict(contents)
         self._unbind()  # compiled programs must release the old arrays
+        if self.numpy and (self.grad_stype, self.stype) != ("default", "default"):
+            raise NotSupportedError(
+                f"Parameter '{self.name}': row_sparse storage and gradients (sparse_grad=True) "
+                "need arrays of mx.nd; switch mx.np off with npx.reset_np(), or use dense ones"
+            )
         left, marks = left_behind(self) if contents else ((), [])
         if self.grad_stype != "default" or self.stype != "default":
             data = {ctx: _plain(array) for ctx, array in data.items()}
@@ -706,6 +719,7 @@ class Parameter(MXNetNames):
             self.cast(data.dtype)
         if self.arrays is not None:
             return self._copies(data)
+        self.numpy = self.numpy or _core.is_np_array()
         self._init_impl(data, self.list_ctx() if self.deferred_init else self._devices(ctx))
         return []
 
@@ -741,42 +755,6 @@ class Parameter(MXNetNames):
             contents = dict(zip(self.arrays, contents_of(self)))
             data = {ctx: array.astype(dtype) for ctx, array in self.arrays.items()}
             self._hold_data(data, self._grad_req, contents, _dtype=dtype)
-
-
-def _merge_shapes(a, b):
-    """Merges two shapes, in which 0 and -1 mean unknown. Returns None if they contradict."""
-    if len(a) != len(b):
-        return None
-    merged = []
-    for x, y in zip(a, b):
-        if x != y and x > 0 and y > 0:
-            return None
-        merged.append(x if x > 0 else y)
-    return tuple(merged)
-
-
-def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
-    """Sets the attributes that are None in a parameter, and completes its shape. Raises
-    AssertionError if an attribute has a different value."""
-    for key, value in attributes.items():
-        existing = getattr(param, key, None)
-        if existing is None:
-            setattr(param, key, value)
-            continue
-        if value is None or value is existing:
-            continue
-        if key == "shape":
-            merged = _merge_shapes((value,) if isinstance(value, int) else value, existing)
-            if merged is not None:
-                param._shape = merged
-                continue
-        elif key == "dtype" and dtype_name(value) == dtype_name(existing):
-            continue
-        if value != existing:
-            raise AssertionError(
-                f"Cannot retrieve Parameter '{param.name}' because its attribute '{key}' does not "
-                f"match: desired '{value}' vs stored '{existing}'."
-            )
 
 
 def load_values(

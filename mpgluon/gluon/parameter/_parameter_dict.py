@@ -15,14 +15,8 @@ from ...base import MXNetIOError
 from .._tree import devices_of_groups
 from ..utils import brief, indent
 from ._constant import Constant
-from ._parameter import (
-    OWNED_BY_BLOCKS,
-    OWNED_BY_DICT,
-    UNOWNED,
-    Parameter,
-    load_values,
-    match_attributes,
-)
+from ._matching import match_attributes
+from ._parameter import OWNED_BY_BLOCKS, OWNED_BY_DICT, UNOWNED, Parameter, load_values
 
 if TYPE_CHECKING:
     import weakref

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import _core, autograd
 from ..._core import MICRO_BATCH_CARRIED as CARRIED, MICRO_BATCH_SHARED as SHARED
-from ..._internal import graph_breaks
+from ..._internal import graph_breaks, kinds
 from ...base import MXNetError, is_floating
 from ...gluon._compiled import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...context import Context
     from ...ndarray import NDArray
 
 __all__ = ["HostCalls", "HostSteps", "LiveDiscovery"]
@@ -44,14 +43,17 @@ class Step:
 
     def __init__(self, name: str, run: Any, inputs: Sequence[NDArray], outputs: Any) -> None:
         self.name, self.run = name, run
-        self.contexts: list[Context] = [array.context for array in inputs]
+        self.inputs: list[Any] = [(array.context, kinds.is_numpy(array)) for array in inputs]
         self.outputs = [_normal(desc) for desc in outputs]
         self.scope, self.path = _core.get_scope(), _core.current_scope()
 
     def call(self, arrays: Sequence[NDArray], recording: bool, training: bool) -> Record:
         """Runs the code on arrays that no other code uses."""
         with graph_breaks.running(recording, training):
-            inputs = [a.as_in_context(ctx) for a, ctx in zip(arrays, self.contexts)]
+            inputs = [
+                kinds.of_kind(a.as_in_context(ctx), numpy)
+                for a, (ctx, numpy) in zip(arrays, self.inputs)
+            ]
             for a in inputs if recording else ():
                 if is_floating(a.dtype):
                     a.attach_grad()
@@ -67,7 +69,7 @@ class Step:
         if found == self.outputs:
             return
         texts = [
-            ", ".join(f"{dtype} {shape} on {ctx}" for shape, dtype, ctx in descs) or "nothing"
+            ", ".join(f"{dtype} {shape} on {ctx}" for shape, dtype, ctx, _ in descs) or "nothing"
             for descs in (found, self.outputs)
         ]
         raise MXNetError(
@@ -78,9 +80,9 @@ class Step:
 
 
 def _normal(desc):
-    """Returns (shape, name of the dtype, device)."""
-    shape, dtype, ctx = desc
-    return tuple(shape), _core.dtype_name(dtype), ctx
+    """Returns a description (`graph_breaks.describe`) with the name of the dtype."""
+    shape, dtype, ctx, numpy = desc
+    return tuple(shape), _core.dtype_name(dtype), ctx, numpy
 
 
 class HostSteps:

@@ -435,7 +435,8 @@ class Entry:
                 "peak": peaks.get(ctx, 0),
             }
         inputs = [
-            (shape, _core.dtype_name(dtype), str(ctx), False) for ctx, dtype, shape in self.shapes
+            (shape, _core.dtype_name(dtype), str(ctx), False)
+            for shape, dtype, ctx, _ in self.shapes
         ]
         return {
             "block": path,
@@ -556,10 +557,9 @@ class PipelinedCall:
         """Returns the argument structure of the first call, or None before it."""
         return next(iter(self._entries))[0] if self._entries else None
 
-    def inputs(self) -> list[tuple[Any, Any, Context]]:
-        """Returns (shape, dtype, device) of each array of the first call."""
-        shapes = next(iter(self._entries.values())).shapes
-        return [(shape, dtype, ctx) for ctx, dtype, shape in shapes]
+    def inputs(self) -> list[tuple[Any, ...]]:
+        """Returns the description of each array of the first call (`graph_breaks.describe`)."""
+        return next(iter(self._entries.values())).shapes
 
     def regroup(self, entry: Entry, outputs: list[nd.NDArray]) -> Any:
         axis = self._pipeline.axis
@@ -610,7 +610,7 @@ class PipelinedCall:
         )
         entry.called += 1
         entry.micro_batches = [end - begin for begin, end in rows]
-        entry.shapes = [(a.context, a.dtype, a.shape) for a in flat]
+        entry.shapes = [graph_breaks.describe(a) for a in flat]
         update = entry.update(list(entry.micro_batches), statistics)
 
         def note(outputs):
@@ -627,7 +627,7 @@ class PipelinedCall:
             structure,
             tuple(kinds),
             tuple(
-                (a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape)
+                (a.context, type(a), a.dtype, a.shape[1:] if k == SPLIT else a.shape)
                 for a, k in zip(fronts, kinds)
             ),
             autograd.is_training(),

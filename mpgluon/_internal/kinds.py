@@ -1,0 +1,56 @@
+"""Kinds of arrays: of ``mx.nd`` or of ``mx.np``.
+
+Ops follow their inputs, so only code that creates arrays chooses a kind. It computes with arrays of
+``mx.nd`` and converts the result, which shares the memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from .._core import NDArray, is_np_array, ndarray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def is_numpy(array: object) -> bool:
+    """True for an array of ``mx.np``."""
+    return isinstance(array, ndarray)
+
+
+def of_mode(array: NDArray) -> NDArray:
+    """Returns a new array as the kind that the thread's switch selects."""
+    return array.as_np_ndarray() if is_np_array() else array
+
+
+def of_kind(array: NDArray, numpy: bool) -> NDArray:
+    """Returns an array as one of ``mx.np``, or of ``mx.nd`` if not `numpy`."""
+    if numpy:
+        return array.as_np_ndarray()
+    return array.as_nd_ndarray() if isinstance(array, ndarray) else array
+
+
+def like(array: NDArray, other: object) -> NDArray:
+    """Returns an array as the kind of another one."""
+    return of_kind(array, isinstance(other, ndarray))
+
+
+def nested_of_mode(values: Any) -> Any:
+    """Returns nested lists and tuples with their arrays as the kind that the switch selects."""
+    if not is_np_array():
+        return values
+    if isinstance(values, (list, tuple)):
+        return type(values)(map(nested_of_mode, values))
+    return values.as_np_ndarray() if isinstance(values, NDArray) else values
+
+
+def plain(arrays: Sequence[NDArray]) -> list[NDArray]:
+    """Returns arrays as ones of ``mx.nd``, for code that computes with new arrays."""
+    return [of_kind(array, False) for array in arrays]
+
+
+def scope(numpy: bool) -> _core.Scope:
+    """Returns a scope in which new arrays are of ``mx.np``, or of ``mx.nd`` if not `numpy`."""
+    return _core.Scope((_core.set_np_array, numpy))
