@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
-from .._internal import domain
+from .._internal import domain, kinds
 from .._internal.hints import LOSSES as _LOSSES, of_module as _of_module
 from ._loss_checks import check_labels, check_weight_shape, check_weights
 from .block import HybridBlock
@@ -766,7 +766,7 @@ class SDMLLoss(Loss):
         batch = x1.shape[0]
         if batch < 2:
             raise AssertionError("SDMLLoss: a batch must have at least two pairs")
-        pairs = F.eye(batch, ctx=x1.context, dtype=x1.dtype)
+        pairs = kinds.like(F.eye(batch, ctx=x1.context, dtype=x1.dtype), x1)
         labels = pairs * (1 - self.smoothing_parameter) + (1 - pairs) * (
             self.smoothing_parameter / (batch - 1)
         )

@@ -189,12 +189,27 @@ static mpg_device_id input_device(const void *inputs, int index) {
   return mpg_graph_at(placed->graph, placed->values[index])->device;
 }
 
+/* Emits the ops of which `op` is composed. Components are ops of mx.nd, so results of a NumPy op
+ * pass through a view that marks them as NumPy's. */
+static mpg_status emit_composed(mpg_graph *graph, const mpg_op *op, const void *params,
+                                const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
+  MPG_TRY(mpg_op_compose(&graph->builder, op, params, graph->train, inputs, num_inputs, outputs));
+  for (int i = 0; mpg_op_is_numpy(op) && i < mpg_op_num_outputs(op, params, num_inputs); i++) {
+    if (mpg_node_is_numpy(&graph->nodes[outputs[i].node])) continue;
+    const mpg_op *view = mpg_op_get(MPG_OP__reshape_exact)->numpy;
+    const mpg_exact_shape_params shape = {
+        .shape = mpg_shape_tuple(&mpg_graph_at(graph, outputs[i])->desc.shape)};
+    MPG_TRY(mpg_graph_emit(graph, view, &shape, &outputs[i], 1, MPG_NO_VALUE, &outputs[i]));
+  }
+  return MPG_OK;
+}
+
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs) {
   mpg_device_id device, otherwise = {.type = MPG_CPU};
   if (op->flags & MPG_OP_COMPOSED)
-    return mpg_op_compose(&graph->builder, op, params, graph->train, inputs, num_inputs, outputs);
+    return emit_composed(graph, op, params, inputs, num_inputs, outputs);
   if (mpg_has_value(like)) otherwise = mpg_graph_at(graph, like)->device;
   MPG_TRY(mpg_op_place(op, params, &(placed_inputs){graph, inputs}, num_inputs, input_device,
                        otherwise, &device));

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ..._core import dtype_name
+from ..._internal import kinds
 from ..block import Block, HybridBlock
 from ..nn.activations import LeakyReLU, check_activation
 from ._sequences import arranged, functions_of, is_one, masked, steps_of
@@ -107,7 +108,9 @@ class RecurrentCell(Block):
         """
         self._check_unmodified()
         kwargs = state_options(self, kwargs)
-        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+        return kinds.nested_of_mode(
+            [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+        )
 
     def _begin(self, begin_state, inputs, layout):
         if begin_state is not None:
@@ -119,7 +122,8 @@ class RecurrentCell(Block):
             first, batch_size = inputs, inputs.shape[layout.find("N")]
         else:
             first, batch_size = inputs[0], inputs[0].shape[0]
-        return self.begin_state(batch_size=batch_size, ctx=first.context, dtype=first.dtype)
+        states = self.begin_state(batch_size=batch_size, ctx=first.context, dtype=first.dtype)
+        return [kinds.like(state, first) for state in states]
 
     def unroll(
         self,

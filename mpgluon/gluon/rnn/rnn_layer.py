@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
-from ..._internal import domain
+from ..._internal import domain, kinds
 from ..block import HybridBlock
 from ..nn.activations import check_activation
 from . import _projected, rnn_cell
@@ -176,7 +176,9 @@ class _RNNLayer(HybridBlock):
             States of shape (layers * directions, batch_size, hidden_size).
         """
         kwargs = state_options(self, {"dtype": self._dtype, **kwargs})
-        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+        return kinds.nested_of_mode(
+            [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+        )
 
     def __call__(self, inputs: Any, states: Any = None, sequence_length: Any = None) -> Any:
         if self._use_sequence_length:
@@ -212,6 +214,7 @@ class _RNNLayer(HybridBlock):
         begins = states is None
         if begins:
             states = self.begin_state(batch_size, ctx=inputs.context, dtype=inputs.dtype)
+            states = [kinds.like(state, inputs) for state in states]
         elif isinstance(states, nd.NDArray):
             states = [states]
         infos = self.state_info(batch_size)

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
+from ..._internal import kinds
 from ...base import MXNetError
 from .. import collectives
 from .layers import SplitLayer
@@ -159,7 +160,8 @@ class ParallelLSTM(SplitLayer):
         """Returns initial states: two arrays of shape (layers * directions, batch_size,
         hidden_size). See `LSTM.begin_state`."""
         kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
-        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+        states = [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+        return kinds.nested_of_mode(states)
 
     def __call__(self, inputs: NDArray, states: list[NDArray] | None = None) -> Any:
         return super().__call__(inputs, states)
@@ -188,6 +190,7 @@ class ParallelLSTM(SplitLayer):
             draw = F._internal._dropout_draw(x, axis=0, total=time)
         if begins:
             states = self.begin_state(batch, ctx=home, dtype=x.dtype)
+            states = [kinds.like(state, x) for state in states]
         for state, info in zip(states, self.state_info(batch)):
             if state.shape != info["shape"]:
                 raise ValueError(
