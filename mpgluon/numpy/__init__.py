@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._core import ndarray
+from .._internal.hints import of_numpy as _of_numpy
 from . import (
     _creation,
     _diagonals,
@@ -19,16 +20,8 @@ from . import (
     _products,
     _shaping,
     _statistics,
-    _editing,
-    _fallback,
-    _functions,
-    _products,
-    _shaping,
-    _statistics,
     random as random,
 )
-from .._internal.hints import of_numpy as _of_numpy
-from . import _creation, _editing, _fallback, _functions, _products, _shaping, _statistics
 from ._creation import *
 from ._diagonals import *
 from ._editing import *
