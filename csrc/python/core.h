@@ -248,7 +248,7 @@ PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_a
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */
 extern PyMethodDef mpg_py_number_methods[];
 
-/* --- Indexing (index.c) ----------------------------------------------------------------------- */
+/* --- Indexing (index.c, assign.c) ------------------------------------------------------------- */
 PyObject *mpg_py_subscript(PyObject *self, PyObject *key);
 int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value);
 PyObject *mpg_py_item(PyObject *self, Py_ssize_t index);
@@ -257,16 +257,21 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index);
 int mpg_py_exchange_init(PyObject *module);
 /* Returns a new ndarray with a copy of the contents. bfloat16 becomes float32. */
 PyObject *mpg_py_to_numpy(const mpg_array *array);
-/* Returns a new NDArray from any object that NumPy can convert. If `dtype` is MPG_DTYPE_NONE, keeps
- * the object's dtype, except that float64 becomes float32. */
-PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id device);
+/* Returns a new array of mx.np or mx.nd from any object that NumPy can convert. If `dtype` is
+ * MPG_DTYPE_NONE, keeps the object's dtype, except that float64 becomes float32. */
+PyObject *mpg_py_array_from(PyObject *object, mpg_dtype dtype, mpg_device_id device, bool numpy);
+static inline PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype,
+                                           mpg_device_id device) {
+  return mpg_py_array_from(object, dtype, device, false);
+}
 /* Converts `value` with NumPy, broadcasts it and writes it into the array's tensor. Blocks until
  * the write is done. */
 int mpg_py_write_object(mpg_array *array, PyObject *value);
 /* Returns an NDArray for an operand of an op: `object` itself, or a scalar or NumPy array converted
- * to an array on the device of `like` (may be NULL). A converted array gets the dtype of `like` if
- * both are floating or both are integer. An integer operand keeps its dtype if `like` is floating,
- * because it may hold indices, unless `alike` is set. Returns a new reference. */
+ * to an array of the kind and on the device of `like` (may be NULL). A converted array gets the
+ * dtype of `like` if both are floating or both are integer. An integer operand keeps its dtype if
+ * `like` is floating, because it may hold indices, unless `alike` is set. Returns a new reference.
+ */
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
 bool mpg_py_is_numpy(PyObject *object);  /* true for a numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* true for a Python or NumPy number, including bool */

@@ -298,6 +298,16 @@ def test_gradient_of_indexing_is_scattered(key):
     np.testing.assert_array_equal(array.grad.asnumpy(), expected)
 
 
+@pytest.mark.parametrize("key", [np.s_[None, -5:3:-1], np.s_[:, -4::-1, 1], np.s_[2:2:-1]])
+def test_empty_reversed_slices_are_recorded(key):
+    values, array = source()
+    array.attach_grad()
+    with autograd.record():
+        part = array[key]
+    part.backward()
+    assert part.shape == values[key].shape and not array.grad.asnumpy().any()
+
+
 def test_assignment_to_recorded_array_is_refused():
     _, array = source()
     array.attach_grad()

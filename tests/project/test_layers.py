@@ -389,12 +389,16 @@ CIRCLES = {
     frozenset(
         {
             "python/array/array",
+            "python/array/array_key",
+            "python/array/assign",
+            "python/array/basic_key",
             "python/array/dlpack",
             "python/array/exchange",
             "python/array/index",
             "python/array/method",
             "python/array/number",
             "python/array/sparse",
+            "python/array/traced_key",
             "python/context",
             "python/op/params",
         }

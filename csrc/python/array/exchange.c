@@ -200,14 +200,15 @@ PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype) {
   return (PyArrayObject *)result;
 }
 
-PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id id) {
+PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id id,
+                              bool numpy) {
   if (PyArray_NDIM(source) > MPG_MAX_NDIM)
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
                         "an array can have at most %d dimensions, but the source has %d",
                         MPG_MAX_NDIM, PyArray_NDIM(source));
   mpg_desc desc = {.shape.ndim = PyArray_NDIM(source), .dtype = dtype};
   for (int i = 0; i < desc.shape.ndim; i++) desc.shape.dims[i] = PyArray_DIM(source, i);
-  mpg_py_array *result = (mpg_py_array *)mpg_py_array_new(false);
+  mpg_py_array *result = (mpg_py_array *)mpg_py_array_new(numpy);
   if (result == NULL) return NULL;
   mpg_tensor *tensor = &result->array.tensor;
   mpg_status status = mpg_py_tensor_create(id, &desc, tensor);
@@ -248,7 +249,7 @@ static PyObject *not_array_like(PyObject *object) {
   return NULL;
 }
 
-PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id device) {
+PyObject *mpg_py_array_from(PyObject *object, mpg_dtype dtype, mpg_device_id device, bool numpy) {
   if (dtype == MPG_DTYPE_NONE) {
     int type = NPY_FLOAT32;
     if (PyArray_Check(object)) type = PyArray_TYPE((PyArrayObject *)object);
@@ -257,7 +258,7 @@ PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id de
   }
   PyArrayObject *source = mpg_py_as_ndarray(object, dtype);
   if (source == NULL) return not_array_like(object);
-  PyObject *result = mpg_py_from_ndarray(source, dtype, device);
+  PyObject *result = mpg_py_from_ndarray(source, dtype, device, numpy);
   Py_DECREF(source);
   return result;
 }
@@ -346,6 +347,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
   if (mpg_py_is_array(object)) return Py_NewRef(object);
   mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
   mpg_dtype wanted = like ? like->tensor.desc.dtype : MPG_FLOAT32;
+  bool numpy = like && like->numpy;
   if (mpg_py_is_scalar(object)) {
     if (like && mpg_dtype_is_integer(wanted) && !PyLong_Check(object) &&
         !PyArray_IsScalar(object, Integer) &&
@@ -354,11 +356,11 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
     PyArrayObject *scalar = mpg_py_as_ndarray(object, wanted);
     if (scalar == NULL) return NULL;
     npy_intp one = 1;
-    PyArray_Dims shape = {&one, 1};
+    PyArray_Dims shape = {&one, numpy ? 0 : 1};
     PyObject *line = PyArray_Newshape(scalar, &shape, NPY_CORDER);
     Py_DECREF(scalar);
     if (line == NULL) return NULL;
-    PyObject *result = mpg_py_from_ndarray((PyArrayObject *)line, wanted, device);
+    PyObject *result = mpg_py_from_ndarray((PyArrayObject *)line, wanted, device, numpy);
     Py_DECREF(line);
     return result;
   }
@@ -375,7 +377,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
       ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
        (mpg_dtype_is_integer(own) && (alike || mpg_dtype_is_integer(wanted))) || own == MPG_BOOL))
     own = wanted;
-  return mpg_py_from_object(object, own, device);
+  return mpg_py_array_from(object, own, device, numpy);
 }
 
 /* True for sparse arrays, including SciPy's. nd.array keeps them sparse. */
@@ -409,6 +411,9 @@ static PyObject *py_array(PyObject *Py_UNUSED(module), PyObject *args, PyObject 
     if (cast == NULL) return NULL;
     PyObject *result = mpg_py_to_device(cast, id, cast == source);
     Py_DECREF(cast);
+    /* An array of mx.np becomes one of mx.nd. */
+    if (result != NULL && mpg_py_array_of(result)->numpy)
+      Py_SETREF(result, PyObject_CallMethod(result, "as_nd_ndarray", NULL));
     return result;
   }
   return mpg_py_from_object(source, dtype == MPG_DTYPE_NONE ? MPG_FLOAT32 : dtype, id);

@@ -14,8 +14,9 @@ mpg_dtype mpg_py_from_numpy_type(int type);
 /* Converts any object to a C-contiguous ndarray of `dtype` (float32 for bfloat16). Returns a new
  * reference, or NULL with TypeError set on failure. */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype);
-/* Returns a new array on `device` with the contents of a C-contiguous ndarray from
- * mpg_py_as_ndarray for `dtype`. */
-PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id device);
+/* Returns a new array of mx.np or mx.nd on `device` with the contents of a C-contiguous ndarray
+ * from mpg_py_as_ndarray for `dtype`. */
+PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id device,
+                              bool numpy);
 
 #endif
