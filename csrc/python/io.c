@@ -79,9 +79,9 @@ fail:
   return -1;
 }
 
-/* Moves a tensor into a new NDArray. */
-static PyObject *array_of(mpg_tensor *tensor) {
-  mpg_array array = {.tensor = *tensor};
+/* Moves a tensor into a new array of mx.np or mx.nd. */
+static PyObject *array_of(mpg_tensor *tensor, bool numpy) {
+  mpg_array array = {.tensor = *tensor, .numpy = numpy};
   tensor->storage = NULL;
   return mpg_py_array_take(&array);
 }
@@ -93,8 +93,9 @@ static PyObject *parts_of(mpg_named_tensor *item) {
   if (!parts) return NULL;
   PyTuple_SET_ITEM(parts, 0, PyLong_FromLong(item->type));
   PyTuple_SET_ITEM(parts, 1, mpg_py_shape_tuple(&item->shape));
-  PyTuple_SET_ITEM(parts, 2, array_of(&item->tensor));
-  for (int k = 0; k < count; k++) PyTuple_SET_ITEM(parts, 3 + k, array_of(&item->indices[k]));
+  PyTuple_SET_ITEM(parts, 2, array_of(&item->tensor, false));
+  for (int k = 0; k < count; k++)
+    PyTuple_SET_ITEM(parts, 3 + k, array_of(&item->indices[k], false));
   for (int k = 0; k < 3 + count; k++)
     if (!PyTuple_GET_ITEM(parts, k)) {
       Py_DECREF(parts);
@@ -105,7 +106,7 @@ static PyObject *parts_of(mpg_named_tensor *item) {
 
 /* Moves the contents of a list to a tuple (arrays, names or None). An array that has no data in the
  * file becomes None. */
-static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
+static PyObject *scatter(mpg_source *source, mpg_tensor_list *list, bool numpy) {
   Py_ssize_t count = (Py_ssize_t)list->count;
   PyObject *arrays = PyList_New(count),
            *names = list->named ? PyList_New(count) : Py_NewRef(Py_None);
@@ -114,7 +115,7 @@ static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
     mpg_named_tensor *item = &list->items[i];
     PyObject *value;
     if (item->tensor.storage) {
-      value = item->type == MPG_DENSE ? array_of(&item->tensor) : parts_of(item);
+      value = item->type == MPG_DENSE ? array_of(&item->tensor, numpy) : parts_of(item);
     } else {
       value = Py_NewRef(Py_None);
     }
@@ -141,30 +142,33 @@ fail:
   return NULL;
 }
 
-static PyObject *load(mpg_source *source) {
+static PyObject *load(mpg_source *source, bool numpy) {
   mpg_tensor_list list;
   mpg_status status = mpg_params_read(source, &list);
-  PyObject *result = status == MPG_OK ? scatter(source, &list) : mpg_py_raise(status);
+  PyObject *result = status == MPG_OK ? scatter(source, &list, numpy) : mpg_py_raise(status);
   mpg_source_close(source);
   return result;
 }
 
-static PyObject *load_arrays(PyObject *Py_UNUSED(module), PyObject *path) {
+static PyObject *load_arrays(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *encoded;
-  if (!PyUnicode_FSConverter(path, &encoded)) return NULL;
+  int numpy = 0;
+  if (!PyArg_ParseTuple(args, "O&|p:load_arrays", PyUnicode_FSConverter, &encoded, &numpy))
+    return NULL;
   mpg_source source;
   mpg_status status = mpg_source_open(&source, PyBytes_AS_STRING(encoded));
-  PyObject *result = status == MPG_OK ? load(&source) : mpg_py_raise(status);
+  PyObject *result = status == MPG_OK ? load(&source, numpy) : mpg_py_raise(status);
   Py_DECREF(encoded);
   return result;
 }
 
-static PyObject *load_arrays_from(PyObject *Py_UNUSED(module), PyObject *bytes) {
+static PyObject *load_arrays_from(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_buffer view;
-  if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) < 0) return NULL;
+  int numpy = 0;
+  if (!PyArg_ParseTuple(args, "y*|p:load_arrays_from_bytes", &view, &numpy)) return NULL;
   mpg_source source;
   mpg_source_open_memory(&source, "(buffer)", view.buf, (size_t)view.len);
-  PyObject *result = load(&source);
+  PyObject *result = load(&source, numpy);
   PyBuffer_Release(&view);
   return result;
 }
@@ -256,10 +260,11 @@ static PyObject *write_file(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"load_arrays", load_arrays, METH_O,
-     "load_arrays(path): the arrays and names (None if it has none) of an array file."},
-    {"load_arrays_from_bytes", load_arrays_from, METH_O,
-     "load_arrays_from_bytes(bytes): load_arrays of a file's contents."},
+    {"load_arrays", load_arrays, METH_VARARGS,
+     "load_arrays(path, numpy=False): the arrays and names (None if it has none) of an array file. "
+     "Dense arrays are of mx.np if `numpy` is true, else of mx.nd."},
+    {"load_arrays_from_bytes", load_arrays_from, METH_VARARGS,
+     "load_arrays_from_bytes(bytes, numpy=False): load_arrays of a file's contents."},
     {"read_rows", read_rows, METH_VARARGS,
      "read_rows(path, descriptor, offset, array, begin, end): reads rows of an array from a file "
      "into the array's memory. Returns the number of bytes, which is smaller if the file ends, or "
