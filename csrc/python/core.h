@@ -248,6 +248,9 @@ PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_a
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */
 extern PyMethodDef mpg_py_number_methods[];
 
+/* Operators in which mx.np.ndarray differs (numpy_number.c); ends with slot 0. */
+extern PyType_Slot mpg_py_numpy_number_slots[];
+
 /* --- Indexing (index.c, assign.c) ------------------------------------------------------------- */
 PyObject *mpg_py_subscript(PyObject *self, PyObject *key);
 int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value);

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from .._core import NDArray as NDArray
 from .._internal.hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
+from .._internal.numpy_methods import add_methods as _add_numpy_methods
 from . import (
     _internal as _internal,
     contrib as contrib,
@@ -40,6 +41,7 @@ from .functions import __all__ as _functions
 _ops = {name: function for name, function in vars(op).items() if isinstance(function, _core.Op)}
 globals().update({name: function for name, function in _ops.items() if name not in _functions})
 _add_methods(_core.ops())
+_add_numpy_methods()
 
 __all__ = sorted(
     {

@@ -397,6 +397,7 @@ CIRCLES = {
             "python/array/index",
             "python/array/method",
             "python/array/number",
+            "python/array/numpy_number",
             "python/array/sparse",
             "python/array/traced_key",
             "python/context",

@@ -416,15 +416,16 @@ static PyObject *array_repr(PyObject *self) {
   for (int i = 0; i < desc->shape.ndim; i++)
     used += (size_t)snprintf(dims + used, sizeof dims - used, "%s%lld", i ? "x" : "",
                              (long long)desc->shape.dims[i]);
+  const char *kind = array->numpy ? "ndarray" : "NDArray";
   if (!mpg_array_traced(array) && array->tensor.storage == NULL)
-    return PyUnicode_FromString("<NDArray empty>");
+    return PyUnicode_FromFormat("<%s empty>", kind);
   PyObject *context = mpg_py_context(mpg_py_context_id(array)), *result = NULL;
   if (context == NULL) return NULL;
   if (mpg_array_traced(array)) {
-    result = PyUnicode_FromFormat("<NDArray %s %s @%R, traced by hybridize()>", dims,
+    result = PyUnicode_FromFormat("<%s %s %s @%R, traced by hybridize()>", kind, dims,
                                   mpg_dtype_name(desc->dtype), context);
   } else if (mpg_tensor_device(&array->tensor)->remote) {
-    result = PyUnicode_FromFormat("<NDArray %s %s @%R, whose values are on rank %d>", dims,
+    result = PyUnicode_FromFormat("<%s %s %s @%R, whose values are on rank %d>", kind, dims,
                                   mpg_dtype_name(desc->dtype), context,
                                   mpg_device_rank(mpg_tensor_device(&array->tensor)->id));
   } else {
@@ -473,14 +474,21 @@ int mpg_py_array_init(PyObject *module) {
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
   mpg_py->array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
   if (mpg_py->array_type == NULL || PyModule_AddType(module, mpg_py->array_type) < 0) return -1;
-  PyType_Slot own_slots[] = {
+  PyType_Slot own_slots[32] = {
       {Py_tp_doc,
        "An array on a device, with NumPy's operators, methods and shapes. mpgluon.numpy has the "
        "functions.\n\nExamples\n--------\n>>> x = mx.np.array([[1, 2], [3, 4]])\n>>> x.sum(), "
        "x[x > 2]\n(array(10.), array([3., 4.]))"},
       {Py_tp_new, array_new},
       {Py_tp_getset, mpg_py_numpy_properties},
-      {0}};
+      /* A type that defines one of these two doesn't inherit the other. */
+      {Py_tp_hash, PyObject_HashNotImplemented},
+      {Py_tp_richcompare, PyType_GetSlot(mpg_py->array_type, Py_tp_richcompare)}};
+  count = 0, limit = sizeof own_slots / sizeof own_slots[0];
+  while (own_slots[count].slot != 0) count++;
+  for (const PyType_Slot *more = mpg_py_numpy_number_slots; more->slot != 0 && count + 1 < limit;
+       more++)
+    own_slots[count++] = *more;
   PyType_Spec own_spec = {"mpgluon.numpy.ndarray", sizeof(mpg_py_array), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, own_slots};
   mpg_py->numpy_type =

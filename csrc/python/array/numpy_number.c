@@ -1,0 +1,103 @@
+/* Operators in which mx.np.ndarray differs from NDArray. The functions of mpgluon.numpy compute
+ * floor division and matrix products.
+ */
+#include "python/core.h"
+
+/* Calls a function of mpgluon.numpy. */
+static PyObject *call_numpy(const char *name, PyObject *a, PyObject *b) {
+  PyObject *module = PyImport_ImportModule("mpgluon.numpy"),
+           *result = module ? PyObject_CallMethod(module, name, "OO", a, b) : NULL;
+  Py_XDECREF(module);
+  return result;
+}
+static bool is_operand(PyObject *object) {
+  return mpg_py_is_array(object) || mpg_py_is_scalar(object) || mpg_py_is_numpy(object);
+}
+static PyObject *numpy_floor_divide(PyObject *a, PyObject *b) {
+  if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
+  return call_numpy("floor_divide", a, b);
+}
+static PyObject *numpy_divmod(PyObject *a, PyObject *b) {
+  PyObject *quotient = numpy_floor_divide(a, b);
+  if (quotient == NULL || quotient == Py_NotImplemented) return quotient;
+  PyObject *remainder = PyNumber_Remainder(a, b);
+  PyObject *result = remainder ? PyTuple_Pack(2, quotient, remainder) : NULL;
+  Py_DECREF(quotient);
+  Py_XDECREF(remainder);
+  return result;
+}
+static PyObject *numpy_positive(PyObject *self) {
+  return mpg_py_to_device(self, mpg_py_context_id(mpg_py_array_of(self)), true);
+}
+
+/* The ops of a bitwise operator for arrays of bools and of integers. */
+typedef struct bit_ops {
+  const char *operator, *bools, *integers;
+} bit_ops;
+
+static PyObject *call_bits(const bit_ops *ops, mpg_array *const *inputs, int num_inputs,
+                           PyObject *in_place) {
+  mpg_dtype dtype = inputs[0]->tensor.desc.dtype;
+  if (mpg_dtype_is_float(dtype))
+    return PyErr_Format(PyExc_TypeError, "%s expects integers or bools, not %s", ops->operator,
+                        mpg_dtype_name(dtype));
+  const char *name = dtype == MPG_BOOL ? ops->bools : ops->integers;
+  const mpg_op *op = mpg_op_find(name);
+  if (op == NULL)
+    return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
+  if (in_place == NULL) return mpg_py_call(op, NULL, inputs, num_inputs);
+  return mpg_py_call_out(op, NULL, inputs, num_inputs, mpg_py_array_of(in_place)) < 0
+             ? NULL
+             : Py_NewRef(in_place);
+}
+
+static PyObject *bits(const bit_ops *ops, PyObject *a, PyObject *b, bool in_place) {
+  if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
+  PyObject *array = Py_NewRef(mpg_py_is_array(a) ? a : b), *other = array == a ? b : a;
+  /* A bool is combined with an integer as an integer. */
+  if (mpg_py_array_of(array)->tensor.desc.dtype == MPG_BOOL && PyLong_Check(other) &&
+      !PyBool_Check(other))
+    Py_SETREF(array, mpg_py_cast(array, MPG_INT64));
+  if (array == NULL) return NULL;
+  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(array), true, ops->operator);
+  PyObject *result = NULL;
+  if (converted != NULL) {
+    mpg_array *inputs[2] = {mpg_py_array_of(array), mpg_py_array_of(converted)};
+    result = call_bits(ops, inputs, 2, in_place ? a : NULL);
+  }
+  Py_DECREF(array);
+  Py_XDECREF(converted);
+  return result;
+}
+
+#define BIT_OPERATOR(function, symbol)                                           \
+  static const bit_ops function##_ops = {symbol, "broadcast_logical_" #function, \
+                                         "_bitwise_" #function};                 \
+  static PyObject *numpy_##function(PyObject *a, PyObject *b) {                  \
+    return bits(&function##_ops, a, b, false);                                   \
+  }                                                                              \
+  static PyObject *numpy_in_place_##function(PyObject *a, PyObject *b) {         \
+    return bits(&function##_ops, a, b, true);                                    \
+  }
+BIT_OPERATOR(and, "&")
+BIT_OPERATOR(or, "|")
+BIT_OPERATOR(xor, "^")
+
+static PyObject *numpy_invert(PyObject *self) {
+  static const bit_ops ops = {"~", "logical_not", "_bitwise_not"};
+  mpg_array *input = mpg_py_array_of(self);
+  return call_bits(&ops, &input, 1, NULL);
+}
+
+static PyObject *numpy_matmul(PyObject *a, PyObject *b) {
+  if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
+  return call_numpy("matmul", a, b);
+}
+
+PyType_Slot mpg_py_numpy_number_slots[] = {
+    {Py_nb_floor_divide, numpy_floor_divide}, {Py_nb_divmod, numpy_divmod},
+    {Py_nb_positive, numpy_positive},         {Py_nb_and, numpy_and},
+    {Py_nb_inplace_and, numpy_in_place_and},  {Py_nb_or, numpy_or},
+    {Py_nb_inplace_or, numpy_in_place_or},    {Py_nb_xor, numpy_xor},
+    {Py_nb_inplace_xor, numpy_in_place_xor},  {Py_nb_invert, numpy_invert},
+    {Py_nb_matrix_multiply, numpy_matmul},    {0, NULL}};

@@ -1,0 +1,207 @@
+"""The type mx.np.ndarray: text, pickles, operators and exchange with other libraries."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, nd
+
+DTYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+def array(values, dtype=None, ctx=None):
+    values = np.asarray(values)
+    return nd.array(values, ctx, dtype or values.dtype).as_np_ndarray()
+
+
+TEXTS = {
+    "array([0., 1.])": ([0, 1], "float32"),
+    "array([ True, False])": ([True, False], "bool"),
+    "array([1., 2.], dtype=float64)": ([1, 2], "float64"),
+    "array([1, 2], dtype=int64)": ([1, 2], "int64"),
+    "array([1, 2], dtype=uint8)": ([1, 2], "uint8"),
+    "array([1. , 2.5], dtype=bfloat16)": ([1, 2.5], "bfloat16"),
+    "array(3.)": (3, "float32"),
+    "array(3, dtype=int32)": (3, "int32"),
+    "array([], shape=(0, 3))": (np.zeros((0, 3)), "float32"),
+    "array([], dtype=float64)": ([], "float64"),
+    "array([[1., 2.],\n       [3., 4.]])": ([[1, 2], [3, 4]], "float32"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_repr_is_numpys_text_without_float32(text):
+    values, dtype = TEXTS[text]
+    x = array(values, dtype)
+    assert repr(x) == text
+    assert str(x) == str(x.asnumpy())
+
+
+def test_text_follows_numpys_print_options():
+    x = array(np.arange(2000, dtype="float32") / 3)
+    with np.printoptions(precision=2, threshold=5, edgeitems=1):
+        assert repr(x).startswith("array([  0.  , ..., 666.33]")
+        assert str(x) == "[  0.   ... 666.33]"
+
+
+def test_long_text_ends_without_dtype():
+    x = array(np.arange(10, dtype="float32") * 1234.5678)
+    expected = repr(x.asnumpy())
+    assert "\n      dtype" in expected  # NumPy writes the dtype on a line of its own
+    assert repr(x) == expected[: expected.rindex(",")] + ")"
+
+
+def test_format_accepts_numbers_only():
+    x = array(3.14159, "float32")
+    assert f"{x:.2f}" == "3.14" and f"{array([1.0]):}" == "[1.]" and f"{x}" == "3.14159"
+    with pytest.raises(TypeError, match="format"):
+        f"{array([1.0]):.2f}"
+
+
+def test_traced_arrays_have_a_repr():
+    texts = []
+    _core.CachedOp(lambda x: texts.append((repr(x), str(x), f"{x}")) or [x])(array(np.ones(2)))
+    assert all("ndarray 2 float64 @cpu(0), traced by hybridize()" in t for t in texts[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 1), (3,)])
+def test_copies_and_pickles_keep_everything(dtype, shape):
+    for ctx in (mx.cpu(), mx.cpu(1)):
+        x = array(np.ones(shape), dtype, ctx)
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            y = pickle.loads(pickle.dumps(x, protocol))
+            assert type(y) is type(x) and y.context == ctx and y.dtype == x.dtype
+            assert y.shape == shape and np.array_equal(y.asnumpy(), x.asnumpy())
+        for y in (copy.copy(x), copy.deepcopy(x), x.copy()):
+            y[...] = 0
+            assert type(y) is type(x) and y.context == ctx and y.dtype == x.dtype
+            assert y.shape == shape and (x.asnumpy() == 1).all()
+
+
+def test_names_of_nd_are_hidden():
+    x = array(np.ones(2, "float32"))
+    for name, way in {"exp": "np.exp(x)", "asscalar": "x.item()", "softmax": "npx.softmax"}.items():
+        assert not hasattr(x, name) and name not in dir(x) and hasattr(x.as_nd_ndarray(), name)
+        with pytest.raises(AttributeError, match="use ") as caught:
+            getattr(x, name)
+        assert way in str(caught.value)
+    assert {"sum", "reshape_view", "as_in_ctx", "item", "T"} <= {*dir(x)}
+
+
+def test_arrays_have_no_hash():
+    for x in (array(np.ones(())), array(np.ones(2))):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(x)
+        assert x in [x] or x.size > 1
+
+
+def test_options_of_numpy_without_effect_raise():
+    x = array(np.ones(2, "float32"))
+    assert x.astype("float32", copy=False) is x and x.astype("float32") is not x
+    for act in (
+        lambda: x.copy(order="F"),
+        lambda: x.astype("int32", casting="safe"),
+        lambda: x.astype("int32", order="F"),
+    ):
+        with pytest.raises(NotImplementedError):
+            act()
+
+
+def test_device_is_the_context():
+    x = array(np.ones(2, "float32"), ctx=mx.cpu(1))
+    assert x.device == x.ctx == x.context == mx.cpu(1)
+    assert x.to_device(mx.cpu()).device == x.as_in_ctx(mx.cpu()).ctx == mx.cpu()
+
+
+@pytest.mark.parametrize("operator", ["and", "or", "xor"])
+@pytest.mark.parametrize("other", ["array", "numpy", "bool"])
+def test_bools_are_combined_by_operators(operator, other):
+    act = getattr(np, f"logical_{operator}")
+    a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
+    if other == "bool":
+        b = True
+    given = {"array": array, "numpy": lambda v: v, "bool": lambda v: v}[other](b)
+    symbol = {"and": "&", "or": "|", "xor": "^"}[operator]
+    x = array(a)
+    result = eval(f"x {symbol} given")
+    assert result.dtype == bool and np.array_equal(result.asnumpy(), act(a, b))
+    if other != "numpy":
+        swapped = eval(f"given {symbol} x")
+        assert np.array_equal(swapped.asnumpy(), act(a, b))
+    same = x
+    same = {"and": same.__iand__, "or": same.__ior__, "xor": same.__ixor__}[operator](given)
+    assert same is x and np.array_equal(x.asnumpy(), act(a, b))
+    assert np.array_equal((~x).asnumpy(), ~act(a, b))
+
+
+def test_floats_have_no_bits():
+    x = array(np.ones(2, "float32"))
+    for act in (lambda: x & x, lambda: x | True, lambda: ~x, lambda: x ^ 1):
+        with pytest.raises(TypeError, match="expects integers or bools"):
+            act()
+
+
+def test_operands_of_numpy_are_converted():
+    x = array(np.array([1, 2], "float32"))
+    for result in (x + np.ones(2), np.float64(1) + x, x * np.array(2.0), 3 - x):
+        assert type(result) is type(x) and result.dtype == np.float32 and result.shape == (2,)
+    assert (x + np.ones((3, 1))).shape == (3, 2)
+
+
+def test_results_in_place_keep_the_dtype():
+    x, y = array(np.array([4, 6], "int32")), array(np.array([4, 6], "float32"))
+    for act in (
+        lambda: x.__itruediv__(2),
+        lambda: x.__iadd__(y),
+        lambda: y.__iadd__(y.astype("float64")),
+    ):
+        with pytest.raises(mx.MXNetError, match="dtype|int32|float32"):
+            act()
+    z = x
+    z += 1
+    assert z is x and x.asnumpy().tolist() == [5, 7] and x.dtype == np.int32
+    assert y.asnumpy().tolist() == [4, 6]
+
+
+def test_memory_is_shared_by_protocols():
+    x = array(np.arange(6, dtype="float32").reshape(2, 3))
+    view = np.asarray(memoryview(x))
+    y = nd.from_dlpack(x).as_np_ndarray()
+    z = nd.from_dlpack(x.to_dlpack_for_write()).as_np_ndarray()
+    z[0, 0] = 9
+    x.wait_to_read()
+    mx.nd.waitall()
+    assert view[0, 0] == y[0, 0].item() == x.item(0) == np.from_dlpack(x)[0, 0] == 9
+    scalar = array(np.float32(5))
+    assert nd.from_dlpack(scalar).shape == np.asarray(memoryview(scalar)).shape == ()
+    assert np.array(x, dtype="int64").tolist() == x.tolist() == [[9, 1, 2], [3, 4, 5]]
+
+
+def test_threads_use_arrays_at_the_same_time():
+    x, results = array(np.arange(1000, dtype="float32")), []
+
+    def work(number):
+        y = x
+        for _ in range(50):
+            y = (y[y >= 0][::-1] + number)[::-1]
+        results.append((number, y.asnumpy()))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for number, values in results:
+        assert np.array_equal(values, np.arange(1000) + 50 * number)
+
+
+def test_nd_array_of_an_np_array_is_of_nd():
+    x = array(np.ones((), "float32"))
+    assert type(nd.array(x)) is nd.NDArray and nd.array(x).shape == ()
+    assert type(x.as_nd_ndarray().as_np_ndarray()) is type(x)
