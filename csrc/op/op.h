@@ -293,6 +293,8 @@ typedef uint64_t mpg_op_flags;
 #define MPG_OP_DIVIDES (UINT64_C(1) << 33)
 /* The result is bool. */
 #define MPG_OP_TRUTH (UINT64_C(1) << 34)
+/* Bools are cast to int64 (sums of bools count). */
+#define MPG_OP_TOTALS (UINT64_C(1) << 35)
 
 /* Returns the number of inputs or outputs of a call. `given` is the number of inputs that were
  * passed. */

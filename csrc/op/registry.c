@@ -461,8 +461,17 @@ mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, 
       &(mpg_infer){.op = op, .params = params, .num_inputs = num_inputs, .inputs = inputs});
 }
 
+/* Checks the inputs and infers the outputs. */
+static mpg_status infer_checked(mpg_infer *infer) {
+  const mpg_op *op = infer->op;
+  MPG_TRY(check(infer));
+  MPG_TRY(op->infer(infer));
+  if (op->flags & MPG_OP_TRUTH && mpg_op_is_numpy(op)) infer->outputs[0].dtype = MPG_BOOL;
+  return MPG_OK;
+}
+
 /* Infers an op that casts its inputs as if they had the common dtype already. */
-static mpg_status infer_promoted(const mpg_infer *infer, mpg_dtype dtype) {
+static mpg_status infer_promoted(mpg_infer *infer, mpg_dtype dtype) {
   enum { MOST = 2 };
   mpg_dtype given[MOST];
   MPG_ASSERT(infer->num_inputs <= MOST);
@@ -470,10 +479,8 @@ static mpg_status infer_promoted(const mpg_infer *infer, mpg_dtype dtype) {
     given[i] = infer->inputs[i].dtype;
     infer->inputs[i].dtype = dtype;
   }
-  const mpg_op *op = mpg_op_get(mpg_promoted_op(infer->op, dtype));
-  mpg_status status =
-      mpg_op_infer_values(op, infer->params, infer->train, infer->inputs, infer->num_inputs,
-                          infer->values, infer->outputs, infer->num_outputs);
+  infer->op = mpg_op_get(mpg_promoted_op(infer->op, dtype))->numpy;
+  mpg_status status = infer_checked(infer);
   for (int i = 0; i < infer->num_inputs; i++) infer->inputs[i].dtype = given[i];
   return status;
 }
@@ -490,9 +497,7 @@ mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train,
     mpg_dtype dtype = mpg_promotion_target(op, inputs[0].dtype, inputs[num_inputs - 1].dtype);
     if (dtype != MPG_DTYPE_NONE) return infer_promoted(&infer, dtype);
   }
-  MPG_TRY(check(&infer));
-  MPG_TRY(op->infer(&infer));
-  if (op->flags & MPG_OP_TRUTH && mpg_op_is_numpy(op)) outputs[0].dtype = MPG_BOOL;
+  MPG_TRY(infer_checked(&infer));
   if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE &&
       !(op->dtypes >> outputs[0].dtype & 1))
     return fail_dtype(&infer, outputs[0].dtype);

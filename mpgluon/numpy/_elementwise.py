@@ -125,7 +125,7 @@ deg2rad(x, out=None, **ufunc) -> radians
 >>> np.deg2rad(np.array([0, 180]))
 array([0.       , 3.1415927])
 
-rint(x, out=None, **ufunc) -> rint
+rint(x, out=None, **ufunc) -> _rint_even
 >>> np.rint(np.array([-1.5, 0.5, 2.4]))
 array([-2.,  0.,  2.])
 

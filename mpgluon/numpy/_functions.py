@@ -1,12 +1,226 @@
-"""Functions of mx.np that are ops: elementwise functions, reductions and changes of shape."""
+"""Functions of mx.np that are ops: elementwise functions, reductions and changes of shape.
+
+Most are made from tables (`_table`). The functions at the end combine ops, or run the calls of a
+table's function that its op cannot.
+"""
 
 from __future__ import annotations
 
+import builtins
+from typing import TYPE_CHECKING
+
+import numpy as onp
+
+from .. import _core
+from .._core import get_op, ndarray
+from ..ndarray.functions import moveaxis as _moveaxis
+from ._arguments import choose
 from ._elementwise import ELEMENTWISE
+from ._shapes import SHAPES
 from ._table import make
 
-_MADE = make("mpgluon.numpy", ELEMENTWISE)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ._named import (
+        concatenate,
+        copy,
+        divide,
+        equal,
+        flip,
+        maximum,
+        minimum,
+        multiply,
+        not_equal,
+        repeat,
+        reshape,
+        rint,
+        take,
+        transpose,
+    )
+
+_nonzero = get_op("_npi_nonzero")
+_product = get_op("_npi_dot")
+_split = get_op("_npi__split_v2")
+_pad = get_op("_npi_pad")
+_select = get_op("_npi_where")
+_PADDINGS = ("constant", "edge", "reflect", "symmetric", "maximum", "minimum")
+
+
+def _clip(a, a_min=None, a_max=None, out=None):
+    """Clips with one bound."""
+    if a_min is None and a_max is None:
+        raise ValueError("clip: a_min and a_max cannot both be None")
+    return maximum(a, a_min, out=out) if a_max is None else minimum(a, a_max, out=out)
+
+
+def _concatenate(seq, axis=None, out=None):
+    """Joins flattened arrays."""
+    return concatenate([reshape(x, (-1,)) for x in seq], axis=0, out=out)
+
+
+def _dot(a, b, out=None):
+    """The product for numbers and for more than two dimensions of b."""
+    if not a.ndim or not b.ndim:
+        return multiply(a, b, out=out)
+    last = b.ndim - 2
+    axes = (last, *range(last), b.ndim - 1)
+    return _product(a, transpose(b, axes) if last > 0 else b, out=out)
+
+
+def _flip(m, axis=None, out=None):
+    """Reverses all dimensions."""
+    return flip(m, tuple(range(m.ndim)), out) if m.ndim else copy(m, out)
+
+
+def _take(a, indices, axis=None, mode="raise", out=None):
+    """Selects elements of the flattened array."""
+    return take(reshape(a, (-1,)), indices, axis=0, mode=mode, out=out)
+
+
+_MADE = make("mpgluon.numpy", ELEMENTWISE + SHAPES, globals())
 
 globals().update(_MADE)
 
-__all__ = [*_MADE]
+__all__ = [*_MADE, "all", "any", "around", "moveaxis", "pad", "round", "round_", "split", "where"]
+
+
+def any(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | None = None) -> Any:
+    """True if an element along the axes is true (not 0).
+
+    Examples
+    --------
+    >>> np.any(np.array([[0, 1], [0, 0]]), axis=1)
+    array([ True, False])
+    """
+    return not_equal(sum(not_equal(a, 0), axis=axis, keepdims=keepdims), 0, out=out)
+
+
+def all(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | None = None) -> Any:
+    """True if all elements along the axes are true (not 0).
+
+    Examples
+    --------
+    >>> np.all(np.array([[2, 1], [0, 0]]), axis=1)
+    array([ True, False])
+    """
+    return equal(sum(equal(a, 0), axis=axis, keepdims=keepdims), 0, out=out)
+
+
+def around(x: ndarray, decimals: int = 0, out: ndarray | None = None) -> Any:
+    """The values rounded to a number of decimals. Halves are rounded to even numbers.
+
+    Examples
+    --------
+    >>> np.around(np.array([1.25, 0.5, -1.5]))
+    array([ 1.,  0., -2.])
+    >>> np.around(np.array([1.26, 1.24]), decimals=1)
+    array([1.3, 1.2])
+    """
+    if decimals == 0:
+        return rint(x, out=out)
+    scale = 10.0 ** builtins.abs(decimals)
+    if decimals < 0:
+        return multiply(rint(x / scale), scale, out=out)
+    return divide(rint(x * scale), scale, out=out)
+
+
+round = round_ = around
+
+
+def moveaxis(a: ndarray, source: int | Sequence[int], destination: int | Sequence[int]) -> ndarray:
+    """Moves the dimensions `source` to the positions `destination`.
+
+    Examples
+    --------
+    >>> np.moveaxis(np.zeros((2, 3, 4)), 0, 2).shape
+    (3, 4, 2)
+    """
+    return _moveaxis(a, source, destination)
+
+
+def split(ary: ndarray, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[ndarray]:
+    """Splits the array into equal sections, or before each of the given indices.
+
+    Examples
+    --------
+    >>> np.split(np.array([1, 2, 3]), [1])
+    [array([1.]), array([2., 3.])]
+    """
+    if isinstance(indices_or_sections, (int, onp.integer)):
+        size, sections = ary.shape[axis], int(indices_or_sections)
+        if sections < 1 or size % sections:
+            raise ValueError(
+                f"split: axis {axis} of size {size} cannot be divided into {sections} sections"
+            )
+        parts = _split(ary, indices=(), axis=axis, sections=sections)
+    else:
+        indices = (0, *[int(i) for i in indices_or_sections])
+        parts = _split(ary, indices=indices, axis=axis)
+    return parts if isinstance(parts, list) else [parts]
+
+
+def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:
+    """The elements of x where the condition is true, and of y elsewhere, with broadcasting.
+
+    x and y may be numbers, which take the dtype of the other one, or float32. Without x and y,
+    returns a tuple of the indices of true elements.
+
+    Examples
+    --------
+    >>> np.where(np.array([1, 0, 1]), np.array([1, 2, 3]), 0)
+    array([1., 0., 3.])
+    >>> np.where(np.array([0, 2]))
+    (array([1], dtype=int64),)
+    """
+    if x is None and y is None:
+        indices = _nonzero(condition)
+        return tuple(indices[:, i] for i in range(condition.ndim))
+    if x is None or y is None:
+        raise ValueError("where: expected both x and y, or neither")
+    if isinstance(x, ndarray) and isinstance(y, ndarray) and x.shape == y.shape:
+        if condition.shape == x.shape:
+            return _select(condition, x, y)
+    elif not isinstance(x, ndarray) and not isinstance(y, ndarray):
+        x = _core.get_op("_npi__full")((), x, "float32", condition.ctx)
+    return choose(condition, x, y)
+
+
+def pad(x: ndarray, pad_width: Any, mode: str = "constant", **kwargs: Any) -> ndarray:
+    """Pads the array.
+
+    Parameters
+    ----------
+    pad_width : int, pair, or a pair per dimension
+        The numbers of elements added before and after.
+    mode : {'constant', 'edge', 'reflect', 'symmetric', 'maximum', 'minimum'}
+        The source of the new elements.
+    constant_values : number
+        The new elements for 'constant'; 0 by default.
+
+    Examples
+    --------
+    >>> np.pad(np.array([1, 2]), (1, 2), constant_values=9)
+    array([9., 1., 2., 9., 9., 9.])
+    """
+    constant = kwargs.pop("constant_values", 0)
+    if kwargs or mode not in _PADDINGS:
+        what = next(iter(kwargs), f"mode {mode!r}")
+        raise NotImplementedError(f"pad: {what} is not supported; supported modes: {_PADDINGS}")
+    widths = onp.broadcast_to(onp.asarray(pad_width, dtype="int64"), (x.ndim, 2)).tolist()
+    if mode == "constant":
+        return _pad(x, mode, [width for pair in widths for width in pair], constant)
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            x = _pad_axis(x, axis, before, after, mode)
+    return x
+
+
+def _pad_axis(x, axis, before, after, mode):
+    if mode in ("maximum", "minimum"):
+        extreme = (max if mode == "maximum" else min)(x, axis=axis, keepdims=True)
+        parts = [repeat(extreme, before, axis), x, repeat(extreme, after, axis)]
+        return concatenate([part for part in parts if part.shape[axis]], axis=axis)
+    indices = onp.pad(onp.arange(x.shape[axis]), (before, after), mode=mode)
+    return take(x, _core.array(indices, x.ctx, "int64").as_np_ndarray(), axis=axis, mode="clip")

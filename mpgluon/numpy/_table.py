@@ -10,10 +10,17 @@ A table is a text of entries, which blank lines separate::
 The first line is the signature and the op: a row's name, which may be followed by values of its
 parameters, such as ``argsort(dtype='int64')``. The first arguments are the row's inputs, and an
 argument with the name of a parameter is that parameter. ``newshape:shape`` maps an argument to a
-parameter with another name, and ``order:_='C'`` marks an argument that must keep its default.
-``**ufunc`` stands for the options of NumPy's ufuncs. The description is the row's if it is
-missing. `make` turns a table into functions, which are `_core.NumPyFunction`: calls cost the same
-as calls of the ops in ``mx.nd``.
+parameter with another name. ``order:_='C'`` marks an argument that must keep its default,
+``kind:~`` one that has no effect, and ``dtype:^`` a dtype to which the first input is cast.
+``**ufunc`` represents the options of NumPy's ufuncs.
+
+``-> clip | _clip`` names a Python function that runs the calls which the op cannot: those in which
+an argument marked with ``?`` is None, and with ``b?2``, those with arrays of 0 or more than 2
+dimensions.
+
+An entry without a signature has the row's. The description is the row's if it is missing. `make`
+turns a table into functions, which are `_core.NumPyFunction`: calls cost the same as calls of the
+ops in ``mx.nd``.
 """
 
 from __future__ import annotations
@@ -24,30 +31,34 @@ import re
 from typing import TYPE_CHECKING
 
 from .. import _core
+from ..ndarray._signatures import REQUIRED
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-# The options of NumPy's ufuncs, of which only the defaults are supported.
+# The options of NumPy's ufuncs. Only the defaults are supported.
 UFUNC = "*, where:_=True, casting:_='same_kind', order:_='K', dtype:_=None, subok:_=True"
 _CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
 def _read(entry):
-    """Returns (name, signature, row, values of parameters, text) of an entry."""
+    """Returns (name, signature, row, values of parameters, other function, text) of an entry."""
     head, _, text = entry.strip().partition("\n")
     call, _, row = head.partition(" -> ")
+    row, _, other = row.partition(" | ")
     name, _, signature = call.partition("(")
     row, _, values = row.partition("(")
+    if not signature:
+        signature = _core.get_op(row).__text_signature__[1:]
     given = {}
     for item in filter(None, values.rstrip(")").split(", ")):
         key, _, value = item.partition("=")
         given[key] = ast.literal_eval(value)
-    return name, "(" + signature.replace("**ufunc", UFUNC), row, given, text
+    return name, "(" + signature.replace("**ufunc", UFUNC), row, given, other, text
 
 
-def make(module: str, table: str) -> dict[str, Any]:
+def make(module: str, table: str, others: dict[str, Any]) -> dict[str, Any]:
     """Returns the functions of a table by their names.
 
     Parameters
@@ -56,12 +67,22 @@ def make(module: str, table: str) -> dict[str, Any]:
         The public module of the functions, such as "mpgluon.numpy".
     table : str
         The entries, as described at the top of this file.
+    others : dict
+        The Python functions that entries name.
     """
     functions = {}
     for entry in filter(str.strip, table.split("\n\n")):
-        name, signature, row, given, text = _read(entry)
-        functions[name] = _core.numpy_function(module, name, signature, row, text, given)
+        name, signature, row, given, other, text = _read(entry)
+        functions[name] = _core.numpy_function(
+            module, name, signature, row, text, given, others[other] if other else None
+        )
     return functions
+
+
+def _value(default):
+    """Returns the value of a default in a signature."""
+    value = ast.literal_eval(default)
+    return REQUIRED if value is ... else value
 
 
 def signature(function: Any) -> inspect.Signature:
@@ -77,7 +98,7 @@ def signature(function: Any) -> inspect.Signature:
             inspect.Parameter(
                 argument.arg,
                 kind,
-                default=inspect.Parameter.empty if default is None else ast.literal_eval(default),
+                default=inspect.Parameter.empty if default is None else _value(default),
             )
             for argument, default, kind in arguments
         ]
@@ -96,6 +117,9 @@ def _describe(name, role, target, info, default):
     elif role == "name":
         yield f"{name} : str, optional"
         yield "    The name of the node, for symbols."
+    elif role == "cast":
+        yield f"{name} : dtype, optional"
+        yield "    The dtype to which the input is cast first; None keeps it."
     elif role == "parameter":
         entry = next(entry for entry in info["params"] if entry["name"] == target)
         kind = entry["kind"]

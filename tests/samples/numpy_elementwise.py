@@ -152,4 +152,9 @@ SAMPLES = {
     **_integers("_bitwise_or", np.bitwise_or, [6, -4, 0], True),
     **_integers("_bitwise_xor", np.bitwise_xor, [6, -4, 0], True),
     **_not_references(),
+    "_rint_even": [
+        Sample([(2, 3)], reference=np.rint, grad=False, name="random"),
+        Sample([(np.arange(-15, 16) / 2)], reference=np.rint, grad=False, name="halves"),
+        Sample([np.arange(5, dtype="int32")], reference=np.rint, grad=False, name="integers"),
+    ],
 }

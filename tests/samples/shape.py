@@ -115,6 +115,18 @@ SAMPLES = {
         Sample([(2, 0, 4)], {"shape": (0, 0, 4)}, reshape_to(2, 0, 4), name="empty"),
         Sample([(0, 3)], {"shape": (-1,)}, reshape_to(0), name="empty-inferred"),
     ],
+    "_reshape_numpy": [
+        *both((2, 3, 4), {"newshape": (4, -1)}, reshape_to(4, 6)),
+        Sample([(1, 1)], {"newshape": ()}, reshape_to()),
+        Sample([(2, 0, 4)], {"newshape": (0, 7)}, reshape_to(0, 7), name="empty"),
+    ],
+    "_reshape_codes": [
+        *both((2, 3, 4), {"newshape": (-2, -5)}, reshape_to(2, 12)),
+        Sample([(2, 3, 4)], {"newshape": (-5, -4)}, reshape_to(6, 4)),
+        Sample([(1, 6, 4)], {"newshape": (-3, -6, 2, -1, -4)}, reshape_to(2, 3, 4)),
+        Sample([(8, 3)], {"newshape": (-6, 2, -1, -2), "reverse": True}, reshape_to(2, 4, 3)),
+        Sample([(2, 0)], {"newshape": (0, -2, 3)}, reshape_to(0, 0, 3), name="empty"),
+    ],
     "reshape_like": [
         Sample(
             [(2, 6), (3, 4)], None, exact(lambda a, b: a.reshape(b.shape)), grad=[0], grad2=True

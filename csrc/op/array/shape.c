@@ -15,8 +15,12 @@ static mpg_status multiply(mpg_infer *infer, int64_t a, int64_t b, int64_t *resu
 
 /* --- Views ------------------------------------------------------------------------------------ */
 
-/* Applies MXNet's reshape codes from left to right. The caller reverses both lists if
- * params->reverse is set. */
+/* Codes that nd's reshape lacks: a dimension of size 0, and a dimension of size 1 that is dropped.
+ */
+enum { CODE_EMPTY = -5, CODE_DROP = -6 };
+
+/* Applies MXNet's reshape codes from left to right. The caller reverses both lists if the codes
+ * apply from the right. */
 static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_count,
                                 const int64_t *codes, int code_count, int64_t *out,
                                 int *out_count) {
@@ -64,10 +68,13 @@ static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_coun
                               (long long)dim, (long long)left, (long long)right);
       PUT(left);
       PUT(right);
-    } else if (code < 0) {
-      return mpg_infer_fail(
-          infer, "shape contains %lld; it must be positive or one of 0, -1, -2, -3 and -4",
-          (long long)code);
+    } else if (code == CODE_EMPTY) {
+      PUT(0);
+      source++;
+    } else if (code == CODE_DROP) {
+      if (source >= in_count || in[source] != 1)
+        return mpg_infer_fail(infer, "the dropped dimension %d does not have size 1", source);
+      source++;
     } else {
       PUT(code);
       source++;
@@ -106,37 +113,76 @@ static mpg_status same_size(mpg_infer *infer, const mpg_shape *shape) {
   return MPG_OK;
 }
 
+/* Sets *shape from a list of codes, which apply from the right if `reverse` is set. */
+static mpg_status shape_of_codes(mpg_infer *infer, int64_t *codes, int count, bool reverse,
+                                 mpg_shape *shape) {
+  const mpg_shape *in = &infer->inputs[0].shape;
+  int64_t dims[MPG_MAX_NDIM];
+  for (int i = 0; i < in->ndim; i++) dims[i] = in->dims[i];
+  if (reverse) {
+    reverse_list(dims, in->ndim);
+    reverse_list(codes, count);
+    /* The code -4 precedes the two sizes of a split. In the reversed list it follows them, so it
+     * is moved back in front of them. */
+    for (int i = 0; i + 2 < count; i++)
+      if (codes[i + 2] == -4 && codes[i] != -4) {
+        int64_t right = codes[i], left = codes[i + 1];
+        codes[i] = -4;
+        codes[i + 1] = right;
+        codes[i + 2] = left;
+        i += 2;
+      }
+  }
+  MPG_TRY(reshape_codes(infer, dims, in->ndim, codes, count, shape->dims, &shape->ndim));
+  if (reverse) reverse_list(shape->dims, shape->ndim);
+  return MPG_OK;
+}
+
+/* Infers a reshape of mx.np. codes[-c] is the code of nd's reshape for the number -c. */
+static mpg_status infer_newshape(mpg_infer *infer, const mpg_tuple *newshape, bool reverse,
+                                 const int64_t *codes, int num_codes) {
+  int64_t list[MPG_MAX_TUPLE];
+  mpg_shape shape = {0};
+  if (!mpg_infer_begin(infer)) return MPG_OK;
+  for (int i = 0; i < newshape->count; i++) {
+    int64_t size = newshape->values[i];
+    if (size <= -num_codes)
+      return mpg_infer_fail(infer, "newshape contains %lld; the least allowed number is %d",
+                            (long long)size, 1 - num_codes);
+    list[i] = size > 0 ? size : codes[-size];
+  }
+  MPG_TRY(shape_of_codes(infer, list, newshape->count, reverse, &shape));
+  return same_size(infer, &shape);
+}
+
+mpg_status mpg_infer_newshape(mpg_infer *infer) {
+  static const int64_t codes[] = {CODE_EMPTY, -1};
+  PARAMS(newshape, params);
+  return infer_newshape(infer, &params->newshape, false, codes, 2);
+}
+
+mpg_status mpg_infer_newshape_codes(mpg_infer *infer) {
+  static const int64_t codes[] = {CODE_EMPTY, -1, 0, CODE_DROP, -2, -3, -4};
+  PARAMS(newshape_codes, params);
+  return infer_newshape(infer, &params->newshape, params->reverse, codes, 7);
+}
+
 mpg_status mpg_infer_reshape(mpg_infer *infer) {
   PARAMS(reshape, params);
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   mpg_shape shape = {0};
   if (params->shape.count > 0) {
-    int64_t dims[MPG_MAX_NDIM], codes[MPG_MAX_TUPLE];
-    int count = params->shape.count;
-    for (int i = 0; i < in->ndim; i++) dims[i] = in->dims[i];
-    for (int i = 0; i < count; i++) {
+    int64_t codes[MPG_MAX_TUPLE];
+    for (int i = 0; i < params->shape.count; i++) {
       codes[i] = params->shape.values[i];
       if (codes[i] == MPG_TUPLE_NONE) return mpg_infer_fail(infer, "shape contains None");
+      if (codes[i] < -4)
+        return mpg_infer_fail(
+            infer, "shape contains %lld; it must be positive or one of 0, -1, -2, -3 and -4",
+            (long long)codes[i]);
     }
-    if (params->reverse) {
-      reverse_list(dims, in->ndim);
-      reverse_list(codes, count);
-      /* The code -4 precedes the two sizes of a split. In the reversed list it follows them, so it
-       * is moved back in front of them. */
-      for (int i = 0; i + 2 < count; i++)
-        if (codes[i + 2] == -4 && codes[i] != -4) {
-          int64_t right = codes[i], left = codes[i + 1];
-          codes[i] = -4;
-          codes[i + 1] = right;
-          codes[i + 2] = left;
-          i += 2;
-        }
-    }
-    int ndim = 0;
-    MPG_TRY(reshape_codes(infer, dims, in->ndim, codes, count, shape.dims, &ndim));
-    shape.ndim = ndim;
-    if (params->reverse) reverse_list(shape.dims, ndim);
+    MPG_TRY(shape_of_codes(infer, codes, params->shape.count, params->reverse, &shape));
   } else if (params->target_shape.count > 0) {
     if (params->target_shape.count > MPG_MAX_NDIM)
       return mpg_infer_fail(infer, "target_shape has more than %d dimensions", MPG_MAX_NDIM);

@@ -113,7 +113,8 @@ static mpg_dtype index_dtype(mpg_dtype dtype) {
 
 mpg_status mpg_infer_argmax(mpg_infer *infer) {
   PARAMS(argmax, params);
-  infer->outputs[0].dtype = index_dtype(infer->inputs[0].dtype);
+  bool numpy = mpg_op_is_numpy(infer->op);
+  infer->outputs[0].dtype = numpy ? MPG_INT64 : index_dtype(infer->inputs[0].dtype);
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   mpg_shape shape;
   int axis;
@@ -124,7 +125,7 @@ mpg_status mpg_infer_argmax(mpg_infer *infer) {
     for (int i = 0; i < shape.ndim; i++) shape.dims[i] = 1;
   }
   if (shape.ndim > 0) shape.dims[axis] = 1;
-  if (!params->keepdims && shape.ndim > 1) {
+  if (!params->keepdims && shape.ndim > !numpy) {
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
   }

@@ -14,6 +14,7 @@ mpg_dtype mpg_promoted_dtype(mpg_dtype a, mpg_dtype b) {
 mpg_dtype mpg_promotion_target(const mpg_op *op, mpg_dtype first, mpg_dtype last) {
   if (first == MPG_DTYPE_NONE || last == MPG_DTYPE_NONE) return MPG_DTYPE_NONE;
   mpg_dtype common = mpg_promoted_dtype(first, last);
+  if (op->flags & MPG_OP_TOTALS && common == MPG_BOOL) return MPG_INT64;
   return op->flags & MPG_OP_DIVIDES && !mpg_dtype_is_float(common) ? MPG_FLOAT32 : common;
 }
 

@@ -1,8 +1,8 @@
 /* Promotion of dtypes in NumPy's dialect (mpg_op_is_numpy).
  *
- * Kernels of arithmetic take operands of one dtype. An op with MPG_OP_PROMOTES or MPG_OP_DIVIDES is
- * inferred as if its inputs had their common dtype, and the caller casts them to it before the
- * call. These functions are stateless and may be called from any thread. */
+ * Kernels of arithmetic take operands of one dtype. An op with MPG_OP_PROMOTES, MPG_OP_DIVIDES
+ * or MPG_OP_TOTALS is inferred as if its inputs had their common dtype, and the caller casts them
+ * to it before the call. These functions are stateless and may be called from any thread. */
 #ifndef MPG_OP_PRECISION_PROMOTION_H
 #define MPG_OP_PRECISION_PROMOTION_H
 
@@ -14,7 +14,7 @@ mpg_dtype mpg_promoted_dtype(mpg_dtype a, mpg_dtype b);
 
 /* True if the op may cast its inputs. */
 static inline bool mpg_op_promotes(const mpg_op *op) {
-  return mpg_op_is_numpy(op) && op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES);
+  return mpg_op_is_numpy(op) && op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES | MPG_OP_TOTALS);
 }
 /* Returns the dtype to which a promoting op casts its inputs, given the dtypes of its first and
  * last input, or MPG_DTYPE_NONE if one is unknown. */

@@ -10,21 +10,36 @@
 
 enum { MAX_ARGUMENTS = 40, MAX_TEXT = 96 };
 
-typedef enum role { INPUT, PARAM, OUT, NAME, FIXED } role;
+/* CAST is a dtype to which the first input is cast before the call. */
+typedef enum role { INPUT, PARAM, OUT, NAME, CAST, FIXED } role;
 
 typedef struct argument {
   role role;
   int index;       /* of the input or parameter */
-  PyObject *fixed; /* the only value of a FIXED argument; owned */
+  bool special;    /* `other` is called if the argument is None or missing */
+  bool none;       /* None means the row's default, which is not None */
+  PyObject *fixed; /* the only value of a FIXED argument, or NULL if any will do; owned */
 } argument;
+
+/* Arguments of a call that the op does not take. */
+typedef struct extras {
+  PyObject *name;  /* borrowed */
+  mpg_dtype dtype; /* of the first input; MPG_DTYPE_NONE keeps it */
+  bool special;    /* true if `other` must run the call */
+} extras;
 
 typedef struct function_object {
   mpg_py_op base;
   PyObject *module, *signature, *text; /* str: "mpgluon.numpy", "(x, out=None)", documentation */
   PyObject *keywords;                  /* tuple of the arguments' interned names */
-  mpg_py_binary binary;                /* the operator, or MPG_PY_BINARY_COUNT */
-  int num_positional;                  /* number of arguments that may be given by position */
-  int num_leading; /* number of inputs that come first, in the order of the op */
+  /* Function that runs the calls which the op cannot: arguments marked with `?` that are None, or
+   * arrays without dimensions or with more than `most_dims` (0 means any number). May be NULL. */
+  PyObject *other;
+  int most_dims;
+  uint64_t special;     /* bit i is set if `other` runs calls without parameter i */
+  mpg_py_binary binary; /* the operator, or MPG_PY_BINARY_COUNT */
+  int num_positional;   /* number of arguments that may be given by position */
+  int num_leading;      /* number of inputs that come first, in the order of the op */
   int count;
   argument arguments[MAX_ARGUMENTS];
 } function_object;
@@ -78,20 +93,35 @@ static PyObject *literal(const char *text) {
   return PyLong_FromString(text, NULL, 10);
 }
 
-static int set_default(function_object *self, const argument *argument, char *text) {
+static int set_default(function_object *self, argument *argument, char *text) {
   const mpg_param *param = &self->base.op->params->params[argument->index];
   size_t length = strlen(text);
+  if (strcmp(text, "...") == 0) return 0; /* required, after arguments that are not */
   self->base.required &= ~((uint64_t)1 << argument->index);
-  if (param->kind == MPG_PARAM_DTYPE && strcmp(text, "None") == 0) return 0;
+  if (strcmp(text, "None") == 0) {
+    if (argument->special) self->special |= (uint64_t)1 << argument->index;
+    argument->none = strcmp(param->default_text, "None") != 0;
+    if (argument->special || argument->none) return 0;
+  }
   if (*text == '\'') text[length - 1] = 0;
   MPG_PY_TRY_INT(mpg_params_set_text(self->base.op->params, self->base.op->name,
                                      self->base.defaults, argument->index, text + (*text == '\'')));
   return 0;
 }
 
+/* Removes the mark `?` and the number after it from the end of a name. Returns 0 without a mark, 1
+ * if it has no number. */
+static int take_mark(char *name) {
+  char *mark = strchr(name, '?');
+  if (mark == NULL) return 0;
+  *mark = 0;
+  return mark[1] ? mark[1] - '0' : 1;
+}
+
 /* Sets the role of the next argument. `target` is its name in the op's row, or "" if it is the
- * same. `value` is the default, or NULL. */
-static int add_argument(function_object *self, const char *name, const char *target, char *value) {
+ * same. `value` is the default, or NULL. `mark` is the number after `?`. */
+static int add_argument(function_object *self, const char *name, const char *target, int mark,
+                        char *value) {
   const mpg_op *op = self->base.op;
   argument *added = &self->arguments[self->count];
   const char *key = *target ? target : name;
@@ -100,19 +130,24 @@ static int add_argument(function_object *self, const char *name, const char *tar
          PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(self->base.names, input), key) != 0)
     input++;
   if (input == self->base.num_inputs && !*target && self->count < input) input = self->count;
-  if (strcmp(key, "_") == 0) {
-    *added = (argument){FIXED, 0, literal(value ? value : "None")};
+  if (strcmp(key, "~") == 0) {
+    *added = (argument){.role = FIXED};
+  } else if (strcmp(key, "_") == 0) {
+    *added = (argument){.role = FIXED, .fixed = literal(value ? value : "None")};
     if (added->fixed == NULL) return -1;
   } else if (param >= 0) {
-    *added = (argument){PARAM, param, NULL};
+    *added = (argument){.role = PARAM, .index = param, .special = mark > 0};
     self->base.required |= (uint64_t)1 << param;
     if (value && set_default(self, added, value) < 0) return -1;
   } else if (strcmp(key, "out") == 0) {
-    *added = (argument){OUT, 0, NULL};
+    *added = (argument){.role = OUT};
   } else if (strcmp(key, "name") == 0) {
-    *added = (argument){NAME, 0, NULL};
+    *added = (argument){.role = NAME};
+  } else if (strcmp(key, "^") == 0) {
+    *added = (argument){.role = CAST};
   } else if (input < self->base.num_inputs) {
-    *added = (argument){INPUT, input, NULL};
+    *added = (argument){.role = INPUT, .index = input, .special = mark == 1};
+    if (mark > 1) self->most_dims = mark;
     if (self->num_leading == self->count && input == self->count) self->num_leading++;
   } else {
     PyErr_Format(PyExc_ImportError, "%s: %s has no input or parameter %s", name_of(self), op->name,
@@ -124,7 +159,10 @@ static int add_argument(function_object *self, const char *name, const char *tar
 }
 
 /* Reads "(x, axis=None, dims:shape=None, order:_='C', *, out=None)". The name after a colon is the
- * argument's name in the op's row; `_` marks an argument that must keep its default. */
+ * argument's name in the op's row. `_` denotes an argument that must keep its default, `~` one
+ * that has no effect, and `^` a dtype to cast the first input to. `?` after a name means that
+ * `other` runs a call in which the argument is None, and `?2` that it runs calls with inputs of 0
+ * or more than 2 dimensions. */
 static int read_signature(function_object *self, const char *text) {
   mpg_text clean = {0};
   PyObject *names = PyList_New(0);
@@ -140,6 +178,7 @@ static int read_signature(function_object *self, const char *text) {
       result = copy_text(target, start, end = end_of_item(start, true));
     }
     bool has_value = *end == '=';
+    int mark = take_mark(*target ? target : name);
     if (result == 0 && has_value) result = copy_text(value, end + 1, stop);
     if (result < 0 || self->count == MAX_ARGUMENTS) {
       PyErr_Format(PyExc_ImportError, "%s: the signature is too long", name_of(self));
@@ -156,7 +195,7 @@ static int read_signature(function_object *self, const char *text) {
     PyObject *interned = PyUnicode_InternFromString(name);
     result = interned ? PyList_Append(names, interned) : -1;
     Py_XDECREF(interned);
-    if (result == 0) result = add_argument(self, name, target, has_value ? value : NULL);
+    if (result == 0) result = add_argument(self, name, target, mark, has_value ? value : NULL);
   }
   mpg_text_append(&clean, ")");
   if (self->num_positional > self->count) self->num_positional = self->count;
@@ -170,7 +209,7 @@ static int read_signature(function_object *self, const char *text) {
 /* Raises an error for a value other than the default of an argument. */
 static int check_fixed(const function_object *self, int index, PyObject *value) {
   PyObject *fixed = self->arguments[index].fixed;
-  if (value == fixed) return 0;
+  if (value == fixed || fixed == NULL) return 0;
   if (Py_TYPE(value) == Py_TYPE(fixed)) {
     int equal = PyObject_RichCompareBool(value, fixed, Py_EQ);
     if (equal != 0) return equal < 0 ? -1 : 0;
@@ -186,30 +225,39 @@ static int check_fixed(const function_object *self, int index, PyObject *value) 
 }
 
 static inline int set_argument(const function_object *self, mpg_py_op_call *c, int index,
-                               PyObject *value, PyObject **name) {
+                               PyObject *value, extras *more) {
   const argument *to = &self->arguments[index];
+  if (to->special && value == Py_None) {
+    more->special = true;
+    return 0;
+  }
   switch (to->role) {
     case INPUT:
       if (self->base.variadic && to->index == self->base.num_inputs - 1)
         return mpg_py_op_call_arrays(c, value);
       return mpg_py_op_call_array(c, to->index, value);
-    case PARAM: return mpg_py_op_call_param(c, to->index, value);
+    case PARAM:
+      if (value == Py_None && to->none) return 0;
+      return mpg_py_op_call_param(c, to->index, value);
     case OUT: return mpg_py_op_call_out(c, value);
-    case NAME: *name = value; return 0;
+    case NAME: more->name = value; return 0;
+    case CAST:
+      if (value != Py_None) more->dtype = mpg_py_dtype(value);
+      return value != Py_None && more->dtype == MPG_DTYPE_NONE ? -1 : 0;
     case FIXED: return check_fixed(self, index, value);
   }
   return -1;
 }
 
 static int set_arguments(const function_object *self, mpg_py_op_call *c, PyObject *const *args,
-                         Py_ssize_t count, PyObject *keywords, PyObject **name) {
+                         Py_ssize_t count, PyObject *keywords, extras *more) {
   if (count > self->num_positional) {
     PyErr_Format(PyExc_TypeError, "%s takes at most %d positional arguments, got %zd",
                  name_of(self), self->num_positional, count);
     return -1;
   }
   for (Py_ssize_t i = 0; i < count; i++)
-    if (set_argument(self, c, (int)i, args[i], name) < 0) return -1;
+    if (set_argument(self, c, (int)i, args[i], more) < 0) return -1;
   Py_ssize_t num_keywords = keywords ? PyTuple_GET_SIZE(keywords) : 0;
   for (Py_ssize_t i = 0; i < num_keywords; i++) {
     PyObject *keyword = PyTuple_GET_ITEM(keywords, i), *value = args[count + i];
@@ -219,10 +267,10 @@ static int set_arguments(const function_object *self, mpg_py_op_call *c, PyObjec
       return -1;
     }
     if (index < 0 && PyUnicode_CompareWithASCIIString(keyword, "name") == 0)
-      *name = value;
+      more->name = value;
     else if (index < 0)
       return mpg_py_op_unknown_keyword(name_of(self), self->keywords, "", keyword);
-    else if (set_argument(self, c, (int)index, value, name) < 0)
+    else if (set_argument(self, c, (int)index, value, more) < 0)
       return -1;
   }
   return 0;
@@ -251,9 +299,20 @@ static PyObject *texts_of_params(const function_object *self, const mpg_py_op_ca
   return texts;
 }
 
+/* Replaces a symbol by the node that casts it. */
+static int cast_symbol(PyObject **symbol, mpg_dtype dtype) {
+  const mpg_op *cast = mpg_op_get(MPG_OP_Cast)->numpy;
+  PyObject *node = PyObject_CallFunction(mpg_py->symbol_node, "s[O]{ss}O", cast->name, *symbol,
+                                         "dtype", mpg_dtype_name(dtype), Py_None);
+  if (node == NULL) return -1;
+  Py_SETREF(*symbol, node);
+  return 0;
+}
+
 /* Makes a node of symbols. An operator with a number becomes the op that takes a scalar. */
-static PyObject *call_symbols(const function_object *self, mpg_py_op_call *c, PyObject *name) {
+static PyObject *call_symbols(const function_object *self, mpg_py_op_call *c, const extras *more) {
   const mpg_op *op = self->base.op;
+  if (more->dtype != MPG_DTYPE_NONE && cast_symbol(&c->arrays[0], more->dtype) < 0) return NULL;
   mpg_py_op_call_mark(c);
   PyObject *inputs = PyList_New(0), *params = texts_of_params(self, c), *result = NULL;
   for (int i = 0; inputs != NULL && i < c->num_arrays; i++) {
@@ -268,7 +327,7 @@ static PyObject *call_symbols(const function_object *self, mpg_py_op_call *c, Py
   }
   if (inputs != NULL && params != NULL)
     result = PyObject_CallFunction(mpg_py->symbol_node, "sOOO", op->name, inputs, params,
-                                   name ? name : Py_None);
+                                   more->name ? more->name : Py_None);
   Py_XDECREF(inputs);
   Py_XDECREF(params);
   return result;
@@ -319,7 +378,7 @@ static int convert_input(const function_object *self, mpg_py_op_call *c, int ind
 /* Handles inputs that are not arrays: symbols, and numbers next to arrays or alone. Returns a
  * result, or NULL with or without an exception. Without one, all inputs are arrays. */
 static PyObject *call_mixed(const function_object *self, mpg_py_op_call *c, PyObject *const *args,
-                            Py_ssize_t count, PyObject *keywords, PyObject *name) {
+                            Py_ssize_t count, PyObject *keywords, const extras *more) {
   const mpg_array *like = NULL;
   bool numbers = true;
   int odd = 0;
@@ -328,7 +387,7 @@ static PyObject *call_mixed(const function_object *self, mpg_py_op_call *c, PyOb
     if (input == NULL) continue;
     if (mpg_py->symbol_type != NULL) {
       int symbol = PyObject_IsInstance(input, mpg_py->symbol_type);
-      if (symbol != 0) return symbol < 0 ? NULL : call_symbols(self, c, name);
+      if (symbol != 0) return symbol < 0 ? NULL : call_symbols(self, c, more);
     }
     bool array = mpg_py_is_array(input);
     if (array) like = mpg_py_array_of(input);
@@ -368,15 +427,49 @@ static int check_out(const function_object *self, const mpg_py_op_call *c) {
   return -1;
 }
 
+/* True if an array has no dimensions or more than the op takes. */
+static bool is_beyond(const function_object *self, PyObject *object) {
+  if (!mpg_py_is_array(object)) return false;
+  int ndim = mpg_py_array_of(object)->tensor.desc.shape.ndim;
+  return ndim < 1 || ndim > self->most_dims;
+}
+
+/* True if `other` must run the call. */
+static bool is_special(const function_object *self, const mpg_py_op_call *c, const extras *more) {
+  if (more->special || self->special & ~c->given) return true;
+  for (int i = 0; i < self->count; i++) {
+    const argument *a = &self->arguments[i];
+    if (a->role == INPUT && a->special &&
+        (a->index >= c->num_arrays || c->arrays[a->index] == NULL))
+      return true;
+  }
+  for (int i = 0; self->most_dims && i < c->num_arrays; i++)
+    if (c->arrays[i] != NULL && is_beyond(self, c->arrays[i])) return true;
+  return false;
+}
+
+static int cast_first(mpg_py_op_call *c, mpg_dtype dtype) {
+  if (dtype == MPG_DTYPE_NONE || c->num_arrays == 0 || c->arrays[0] == NULL) return 0;
+  PyObject *cast = mpg_py_cast(c->arrays[0], dtype);
+  if (cast == NULL) return -1;
+  Py_SETREF(c->arrays[0], cast);
+  return 0;
+}
+
 static __attribute__((noinline)) PyObject *call_any(const function_object *self,
                                                     PyObject *const *args, Py_ssize_t count,
                                                     PyObject *keywords) {
-  PyObject *result = NULL, *name = NULL;
+  PyObject *result = NULL;
+  extras more = {.dtype = MPG_DTYPE_NONE};
   mpg_py_op_call c;
   mpg_py_op_call_begin(&c, &self->base);
-  if (set_arguments(self, &c, args, count, keywords, &name) == 0 && check_out(self, &c) == 0) {
-    if (!all_arrays(&c)) result = call_mixed(self, &c, args, count, keywords, name);
-    if (result == NULL && !PyErr_Occurred()) result = mpg_py_op_call_run(&c);
+  if (set_arguments(self, &c, args, count, keywords, &more) == 0 && check_out(self, &c) == 0) {
+    if (self->other != NULL && is_special(self, &c, &more))
+      result = PyObject_Vectorcall(self->other, args, (size_t)count, keywords);
+    else if (!all_arrays(&c))
+      result = call_mixed(self, &c, args, count, keywords, &more);
+    if (result == NULL && !PyErr_Occurred() && cast_first(&c, more.dtype) == 0)
+      result = mpg_py_op_call_run(&c);
   }
   mpg_py_op_call_end(&c);
   return result;
@@ -386,11 +479,15 @@ static PyObject *function_call(PyObject *callable, PyObject *const *args, size_t
                                PyObject *keywords) {
   function_object *self = (function_object *)callable;
   Py_ssize_t count = PyVectorcall_NARGS(flags);
-  if (count > self->num_leading || !mpg_py_op_is_plain(&self->base, args, count, keywords))
+  if (count > self->num_leading || self->special ||
+      !mpg_py_op_is_plain(&self->base, args, count, keywords))
     return call_any(self, args, count, keywords);
   const void *values = self->base.op->params->size > 0 ? self->base.defaults : NULL;
   mpg_array *inputs[MPG_PY_SMALL];
-  for (Py_ssize_t i = 0; i < count; i++) inputs[i] = mpg_py_array_of(args[i]);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (self->most_dims && is_beyond(self, args[i])) return call_any(self, args, count, keywords);
+    inputs[i] = mpg_py_array_of(args[i]);
+  }
   if (mpg_call_outputs(self->base.op, values, (int)count) != 1)
     return call_any(self, args, count, keywords);
   return mpg_py_call_op(self->base.op, values, inputs, (int)count);
@@ -412,6 +509,7 @@ static void function_dealloc(PyObject *object) {
   Py_XDECREF(self->signature);
   Py_XDECREF(self->text);
   Py_XDECREF(self->keywords);
+  Py_XDECREF(self->other);
   for (int i = 0; i < self->count; i++) Py_XDECREF(self->arguments[i].fixed);
   type->tp_free(object);
   Py_DECREF(type);
@@ -443,13 +541,13 @@ static PyObject *get_op_name(PyObject *self, void *Py_UNUSED(unused)) {
 }
 /* Returns a dict from each argument to (role, name in the row or default). */
 static PyObject *get_arguments(PyObject *object, void *Py_UNUSED(unused)) {
-  static const char *const roles[] = {"input", "parameter", "out", "name", "fixed"};
+  static const char *const roles[] = {"input", "parameter", "out", "name", "cast", "fixed"};
   const function_object *self = (const function_object *)object;
   PyObject *result = PyDict_New();
   for (int i = 0; result != NULL && i < self->count; i++) {
     const argument *a = &self->arguments[i];
     PyObject *key = PyTuple_GET_ITEM(self->keywords, i),
-             *to = a->role == FIXED   ? a->fixed
+             *to = a->role == FIXED   ? a->fixed ? a->fixed : Py_None
                    : a->role == INPUT ? PyTuple_GET_ITEM(self->base.names, a->index)
                    : a->role == PARAM
                        ? PyTuple_GET_ITEM(self->base.names, self->base.num_inputs + a->index)
@@ -474,7 +572,8 @@ static PyGetSetDef function_properties[] = {
     {"__module__", get_module, NULL, NULL, NULL},
     {"op_name", get_op_name, NULL, "The name of the op, such as _npi_exp.", NULL},
     {"arguments", get_arguments, NULL,
-     "A dict from each argument to its role (input, parameter, out, name, fixed) and its name in "
+     "A dict from each argument to its role (input, parameter, out, name, cast, fixed) and its "
+     "name in "
      "the op's row, or its only value.",
      NULL},
     {"text", get_text, NULL, "The entry of the function in the table: description, examples.",
@@ -519,10 +618,10 @@ static int set_given(function_object *self, PyObject *given) {
 }
 
 static PyObject *numpy_function(PyObject *Py_UNUSED(module), PyObject *args) {
-  PyObject *home, *text, *given;
+  PyObject *home, *text, *given, *other;
   const char *name, *signature, *row;
-  if (!PyArg_ParseTuple(args, "UsssUO!:numpy_function", &home, &name, &signature, &row, &text,
-                        &PyDict_Type, &given))
+  if (!PyArg_ParseTuple(args, "UsssUO!O:numpy_function", &home, &name, &signature, &row, &text,
+                        &PyDict_Type, &given, &other))
     return NULL;
   const mpg_op *op = mpg_op_find(row);
   if (op == NULL) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op %s", row);
@@ -532,6 +631,7 @@ static PyObject *numpy_function(PyObject *Py_UNUSED(module), PyObject *args) {
   self->base.call = function_call;
   self->module = Py_NewRef(home);
   self->text = Py_NewRef(text);
+  self->other = other == Py_None ? NULL : Py_NewRef(other);
   self->binary = mpg_py_binary_of(op);
   if (mpg_py_op_setup(&self->base, op->numpy, name) == 0 && set_given(self, given) == 0 &&
       read_signature(self, signature) == 0 && check_required(self) == 0)
@@ -553,12 +653,14 @@ static PyObject *set_symbol_node(PyObject *Py_UNUSED(module), PyObject *args) {
 
 PyMethodDef mpg_py_function_methods[] = {
     {"numpy_function", numpy_function, METH_VARARGS,
-     "numpy_function(module, name, signature, row, text, given)\n--\n\nAn op of mx.np as a "
+     "numpy_function(module, name, signature, row, text, given, other)\n--\n\nAn op of mx.np as a "
      "function with a "
      "signature of NumPy, such as '(a, axis=None, newshape:shape=None, order:_=\\'C\\')'.\n\nThe "
      "name "
      "after a colon is the argument's name in the op's row. `_` marks an argument that must keep "
-     "its default. `given` is a dict of the row's parameters that have other defaults."},
+     "its default. `given` is a dict of the row's parameters that have other defaults. `other` "
+     "runs the "
+     "calls that the op cannot, or is None."},
     {"set_symbol_node", set_symbol_node, METH_VARARGS,
      "set_symbol_node(type, function)\n--\n\nMakes functions of mx.np accept symbols of that "
      "type, or no symbols for None. Returns the arguments of the previous call.\n\nA call with a "

@@ -55,6 +55,12 @@ from typing import Any, Literal
 from .._core import Context, NDArray
 from .._internal.types import ArrayLike, DType
 """
+_NUMPY_HEAD = f"""{_MADE}from collections.abc import Sequence
+from typing import Any
+
+from .._core import Context, ndarray
+from .._internal.types import DType
+"""
 _SYMBOL_HEAD = f"""{_MADE}from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -170,6 +176,34 @@ def generate_namespace(space: str, *, symbol: bool) -> str:
     if space == "op":  # MXNet has this name in `op` as well
         head += f"from .{'creation' if symbol else 'functions'} import Custom as Custom\n"
     return head + "\n" + "\n".join(found.values())
+
+
+def _numpy_stub(function: _core.NumPyFunction) -> str:
+    """Returns the stub of a function of mx.np or mx.npx."""
+    info = _core.get_op(function.op_name).describe()
+    params = {param["name"]: param for param in info["params"]}
+    arguments = []
+    for name, parameter in function.__signature__.parameters.items():
+        role, target = function.arguments[name]
+        type_ = {"out": "ndarray | None", "name": "str | None"}.get(role, "Any")
+        if role == "parameter" and params[target]["kind"] in _TYPES:
+            type_ = _TYPES[params[target]["kind"]]
+            type_ += "" if parameter.default is not None or "None" in type_ else " | None"
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
+            arguments.append("*")
+        arguments.append(_annotated(parameter, {name: type_}))
+    several = "," in info["outputs"].partition("~")[0].rstrip(", ") or "*" in info["outputs"]
+    result = "Any" if several else "ndarray"
+    doc = _doc(function.__doc__, "    ")
+    return f"def {function.__name__}({', '.join(arguments)}) -> {result}:\n{doc}"
+
+
+def _numpy_functions(name: str) -> str:
+    """Returns the stub of the functions of mx.np or mx.npx that are made from tables."""
+    names = vars(importlib.import_module(f"mpgluon.{name}"))
+    functions = [names[key] for key in sorted(names)]
+    made = [_numpy_stub(each) for each in functions if isinstance(each, _core.NumPyFunction)]
+    return _NUMPY_HEAD + "\n" + "\n".join(made)
 
 
 def _symbol_methods() -> str:
@@ -341,6 +375,8 @@ def generate() -> dict[str, str]:
     for space, file in _FILES.items():
         stubs[f"ndarray/{file}"] = generate_namespace(space, symbol=False)
         stubs[f"symbol/{file}"] = generate_namespace(space, symbol=True)
+    for name in ("numpy", "numpy_extension"):
+        stubs[f"{name}/_named.pyi"] = _numpy_functions(name)
     for module in pkgutil.iter_modules([os.path.join(FOLDER, "legacy")]):
         if not module.name.startswith("_"):
             public = importlib.import_module(f"mpgluon.{module.name}").__all__
