@@ -268,6 +268,38 @@ def test_op_bits_do_not_depend_on_device(name, sample, devices):
         assert same_bits(one, other)
 
 
+def run_in_dialect(name, sample, numpy):
+    """Returns the results of an op and the gradients of its inputs, which are of mx.np or mx.nd."""
+    arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32")
+    arrays = [x.as_np_ndarray() if numpy else x for x in arrays]
+    wanted = [arrays[i] for i in sample.gradient_inputs()]
+    for array in wanted:
+        array.attach_grad()
+    mx.random.seed(5)
+    with autograd.record(train_mode=sample.train):
+        outputs = call(f"_npi_{name}" if numpy and not arrays else name, arrays, sample.params)
+    if wanted:
+        heads = [x for x in outputs if np.dtype(x.dtype).kind == "f"]
+        autograd.backward(heads, [mx.nd.ones(x.shape, dtype=x.dtype) for x in heads])
+    return outputs, [array.grad for array in wanted]
+
+
+@pytest.mark.parametrize("name, sample", CASES)
+def test_op_has_the_same_results_for_arrays_of_numpy(name, sample):
+    """Only shapes () and the dtypes of conditions, indices and means differ."""
+    (outputs, gradients), (found, slopes) = (run_in_dialect(name, sample, n) for n in (False, True))
+    assert len(outputs) == len(found)
+    for one, other in zip(outputs, found):
+        assert type(other) is mx.np.ndarray
+        assert other.shape == one.shape or (other.shape == () and one.shape == (1,))
+        values = wide(other)
+        if name == "mean" and one.dtype != other.dtype:
+            values = np.trunc(values)  # nd.mean of integers is an integer
+        assert np.array_equal(wide(one).ravel(), values.ravel(), equal_nan=True)
+    for one, other in zip(gradients, slopes):
+        assert type(other) is mx.np.ndarray and same_bits(one, other)
+
+
 @pytest.mark.parametrize("name", [n for n in OPS if SAMPLES.get(n)])
 def test_misuse_of_op_is_refused(name, devices):
     sample = SAMPLES[name][0]

@@ -73,12 +73,12 @@ def objects(module):
                     yield f"{name}.{member}", function
 
 
-def failures_of(name, text):
+def failures_of(name, text, **names):
     """Returns the report of running the examples in a text."""
     if ">>>" not in text:
         return ""
     failures = []
-    names = {"mx": mx, "nd": nd, "gluon": gluon, "nn": gluon.nn, "np": np}
+    names = {"mx": mx, "nd": nd, "gluon": gluon, "nn": gluon.nn, "np": np, **names}
     test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     with warnings.catch_warnings():
@@ -173,6 +173,18 @@ def test_functions_have_examples(name):
         and without_example(value)
     ]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("space", ["np", "npx"])
+def test_examples_of_numpy_functions_run(space):
+    """In these examples, np is mx.np."""
+    functions = vars(getattr(mx, space))
+    failures = [
+        failures_of(name, str(inspect.getdoc(value)), np=mx.np, npx=mx.npx)
+        for name, value in functions.items()
+        if inspect.isroutine(value) and value.__module__.startswith("mpgluon.numpy")
+    ]
+    assert len(failures) > 40 and not any(failures), "".join(failures)
 
 
 def test_examples_of_core_functions_run():
