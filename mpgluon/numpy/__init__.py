@@ -20,6 +20,7 @@ from . import (
     _products,
     _shaping,
     _statistics,
+    _values,
     random as random,
 )
 from ._creation import *
@@ -30,6 +31,7 @@ from ._joining import *
 from ._products import *
 from ._shaping import *
 from ._statistics import *
+from ._values import *
 
 __all__ = [
     "ndarray",
@@ -42,6 +44,7 @@ __all__ = [
     *_products.__all__,
     *_shaping.__all__,
     *_statistics.__all__,
+    *_values.__all__,
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__

@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import _core
 from .._core import MXNetTypeError, MXNetValueError, NDArray, NotSupportedError, ndarray
+from ..ndarray._control import dynamic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -172,6 +173,14 @@ def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarra
         broadcast(v, shape) if isinstance(v, ndarray) else filled(shape, v, like) for v in (x, y)
     )
     return _where(broadcast(condition, shape), left, right)
+
+
+def of_values(name: str, inputs: Sequence[ndarray], **params: Any) -> list[ndarray]:
+    """Calls an op whose shapes depend on values. Hybridized blocks are cut at this op."""
+    if any(x._in_trace for x in inputs):
+        return [x.as_np_ndarray() for x in dynamic(_core.OpCall(name, params), inputs)]
+    result = op(name)(*inputs, **params)
+    return [*result] if isinstance(result, (list, tuple)) else [result]
 
 
 def into(result: ndarray, out: ndarray | None) -> ndarray:

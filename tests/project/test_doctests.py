@@ -99,8 +99,10 @@ def test_examples_of_modules_run(module):
     if module.startswith("mpgluon.interop"):
         pytest.importorskip("torch")
     module = importlib.import_module(module)
+    names = {"np": mx.np} if module.__name__.startswith("mpgluon.numpy") else {}
     failures = [
-        failures_of(name, inspect.cleandoc(str(value.__doc__))) for name, value in objects(module)
+        failures_of(name, inspect.cleandoc(str(value.__doc__)), **names)
+        for name, value in objects(module)
     ]
     assert not any(failures), "".join(failures)
 

@@ -27,11 +27,23 @@ def listed(results):
     return [*results] if isinstance(results, (list, tuple)) else [results]
 
 
-def check(function, reference, *inputs, gradient=True, dtype=None):
+class Block(mx.gluon.HybridBlock):
+    """A function as a block, in which calls of dynamic shape split the compiled program."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arrays):
+        return listed(self.function(*arrays))
+
+
+def check(function, reference, *inputs, gradient=True, dtype=None, dynamic=False):
     """Compares function(*arrays) with reference(*NumPy arrays).
 
     The results may be lists. The hybridized function must give the same bits as eager calls. With
-    `gradient`, gradients of float64 inputs are compared with finite differences.
+    `gradient`, gradients of float64 inputs are compared with finite differences. `dynamic` marks
+    functions whose shapes depend on values.
     """
     arrays = [array(x) for x in inputs]
     results = listed(function(*arrays))
@@ -47,7 +59,11 @@ def check(function, reference, *inputs, gradient=True, dtype=None):
         np.testing.assert_allclose(
             x.asnumpy().astype("float64"), wanted.astype("float64"), rtol=close, atol=close
         )
-    compiled = _core.CachedOp(lambda *given: listed(function(*given)))
+    if dynamic:
+        compiled = Block(function)
+        compiled.hybridize()
+    else:
+        compiled = _core.CachedOp(lambda *given: listed(function(*given)))
     for x, y in zip(results, listed(compiled(*arrays))):
         assert x.shape == y.shape and x.dtype == y.dtype
         np.testing.assert_array_equal(x.asnumpy(), y.asnumpy())
@@ -75,7 +91,7 @@ def check_gradient(function, inputs, step=1e-6):
         for index in np.ndindex(x.shape):
             sides = []
             for move in (step, -step):
-                changed = [y.copy() for y in inputs]
+                changed = [np.array(y) for y in inputs]
                 changed[i][index] += move
                 sides.append(total(changed))
             wanted[index] = (sides[0] - sides[1]) / (2 * step)
