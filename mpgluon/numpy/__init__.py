@@ -21,6 +21,7 @@ from . import (
     _shaping,
     _statistics,
     _values,
+    linalg as linalg,
     random as random,
 )
 from ._creation import *

@@ -21,7 +21,7 @@ def op(name: str) -> _core.Op:
     return _core.get_op("_npi_" + name)
 
 
-_cast, _copy_to, _full = map(op, ["cast", "_copyto", "_full"])
+_broadcast, _cast, _copy_to, _full = map(op, ["broadcast_to", "cast", "_copyto", "_full"])
 
 
 def shape_of(size: Any) -> tuple[int, ...]:
@@ -29,6 +29,11 @@ def shape_of(size: Any) -> tuple[int, ...]:
     if size is None:
         return ()
     return tuple(map(index, size)) if hasattr(size, "__iter__") else (index(size),)
+
+
+def stretched(array: ndarray, shape: tuple[int, ...]) -> ndarray:
+    """Broadcasts an array to a shape."""
+    return array if array.shape == shape else _broadcast(array, shape=shape)
 
 
 def as_parameter(name, key, value, ctx):
@@ -130,7 +135,7 @@ class Call:
     def filled(self, value):
         """Returns a number or an array as an array of the result's shape."""
         if isinstance(value, ndarray):
-            return value if value.shape == self.shape else value.broadcast_to(self.shape)
+            return stretched(value, self.shape)
         return _full(self.shape, value, dtype=self.work, ctx=self.ctx)
 
     def noise(self, name, *params):

@@ -23,7 +23,7 @@ import numpy as _np
 
 from .._core import MXNetTypeError, MXNetValueError, ndarray
 from ..random import seed as _seed
-from ._draws import Call, as_parameter, op, place_of, shape_of, values_of
+from ._draws import Call, as_parameter, op, place_of, shape_of, stretched, values_of
 from ._selections import choice, multinomial, permutation, shuffle
 
 if TYPE_CHECKING:
@@ -768,6 +768,6 @@ def multivariate_normal(
     vectors, values = _eigenvectors(_block(cov))
     # Rounding can make the eigenvalue 0 of a semidefinite matrix negative.
     factors = vectors * _sqrt(op("_maximum_scalar")(values, scalar=0)).reshape((*values.shape, 1))
-    factors = factors.broadcast_to((*batch, n, n)).reshape((matrices, n, n))
+    factors = stretched(factors, (*batch, n, n)).reshape((matrices, n, n))
     draws = op("batch_dot")(call.noise("normal", 0, 1).transpose((1, 0, 2)), factors)
     return call.finish(mean + draws.transpose((1, 0, 2)).reshape(shape))
