@@ -59,7 +59,7 @@ def multinomial(
     size
         The shape of the draws; None for one.
     ctx, device
-        The device of the result; None for that of ``pvals`` or the current one.
+        The device of the result; None for the device of ``pvals`` or the current one.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def choice(
     p
         The probabilities of the elements; None for equal ones.
     ctx, device
-        The device of the result; None for that of the arrays or the current one.
+        The device of the result; None for the device of the arrays or the current one.
     out
         The array that the elements are written to.
 

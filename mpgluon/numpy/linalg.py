@@ -166,8 +166,8 @@ def norm(
         absolute value, 0 for the number of nonzero elements, or another number p for
         ``sum(abs(x) ** p) ** (1 / p)``. For matrices: None or 'fro' for the Frobenius norm, 'nuc'
         for the sum of the singular values, 2 or -2 for the largest or smallest singular value, 1
-        or -1 for the largest or smallest sum of absolute values of a column, inf or -inf for those
-        of a row. The strings 'inf' and '-inf' are accepted.
+        or -1 for the largest or smallest sum of a column's absolute values, inf or -inf for the
+        sums of rows. The strings 'inf' and '-inf' are accepted.
     axis
         The axis of the vectors, or the two axes of the rows and columns of matrices. None for all
         axes: a vector or a matrix, or if ``ord`` is None, any array as one vector.
@@ -325,8 +325,8 @@ def tensorinv(a: ndarray, ind: int = 2) -> ndarray:
 def tensorsolve(a: ndarray, b: ndarray, axes: Sequence[int] | None = None) -> ndarray:
     """Returns the solution x of the equation ``tensordot(a, x, x.ndim) = b``.
 
-    The last axes of ``a`` are those of x. The sizes of x and of ``b`` must have equal products.
-    ``axes`` are moved to the end of ``a`` first.
+    The last axes of ``a`` have the sizes of x. The sizes of x and of ``b`` must have equal
+    products. ``axes`` are moved to the end of ``a`` first.
 
     Examples
     --------
@@ -381,7 +381,7 @@ def svd(a: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     Returns
     -------
     The left vectors (..., m, k), the descending singular values (..., k), and the right vectors
-    (..., k, n), such that ``a = (left * values[..., None, :]) @ right``; k is the smaller of m and
+    (..., k, n), with ``a = (left * values[..., None, :]) @ right``; k is the smaller of m and
     n. This is ``numpy.linalg.svd(a, full_matrices=False)``. The gradients of the vectors need
     distinct singular values that are not 0.
 
@@ -537,7 +537,7 @@ def cond(x: ndarray, p: Order = None) -> ndarray:
 
     They are the quotients of the largest and smallest singular values if ``p`` is None, 2 or -2,
     the latter with the reverse quotient. For other orders of `norm`, they are the norm of the
-    matrix times that of the inverse.
+    matrix times the norm of the inverse.
 
     Examples
     --------
@@ -627,8 +627,8 @@ def multi_dot(arrays: Sequence[ndarray], *, out: ndarray | None = None) -> ndarr
     )
     if not fit:
         raise MXNetValueError(
-            "linalg.multi_dot: expected two or more matrices of mx.np with fitting sizes, the "
-            f"first and last of which may be vectors, got the shapes {shapes}"
+            "linalg.multi_dot: expected two or more matrices of mx.np with fitting sizes (the "
+            f"first and the last may be vectors), got the shapes {shapes}"
         )
     if arrays[0].ndim == 1:
         shapes[0] = (1, *shapes[0])

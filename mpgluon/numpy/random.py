@@ -131,7 +131,7 @@ def normal(
 ) -> ndarray:
     """Draws from the normal distribution with mean ``loc`` and standard deviation ``scale``.
 
-    ``scale`` must not be negative. The other arguments are those of `uniform`.
+    ``scale`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -194,7 +194,7 @@ def lognormal(
 ) -> ndarray:
     """Draws numbers whose logarithms are normal, with mean ``mean`` and deviation ``sigma``.
 
-    ``sigma`` must not be negative. The other arguments are those of `uniform`.
+    ``sigma`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def laplace(
 ) -> ndarray:
     """Draws from the Laplace distribution with mean ``loc`` and mean distance ``scale`` from it.
 
-    ``scale`` must not be negative. The other arguments are those of `uniform`.
+    ``scale`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -246,7 +246,7 @@ def gumbel(
 ) -> ndarray:
     """Draws from the Gumbel distribution with mode ``loc`` and scale ``scale``.
 
-    ``scale`` must not be negative. The other arguments are those of `uniform`.
+    ``scale`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def logistic(
 ) -> ndarray:
     """Draws from the logistic distribution with mean ``loc`` and scale ``scale``.
 
-    ``scale`` must not be negative. The other arguments are those of `uniform`.
+    ``scale`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -294,7 +294,7 @@ def exponential(
 ) -> ndarray:
     """Draws from the exponential distribution with mean ``scale``.
 
-    ``scale`` must not be negative. The other arguments are those of `uniform`.
+    ``scale`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -320,7 +320,7 @@ def weibull(
 ) -> ndarray:
     """Draws from the Weibull distribution with shape ``a`` and scale 1.
 
-    ``a`` must be positive. The other arguments are those of `uniform`.
+    ``a`` must be positive. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -343,8 +343,8 @@ def pareto(
 ) -> ndarray:
     """Draws from the Pareto II (Lomax) distribution with shape ``a``.
 
-    Add 1 for draws from the Pareto distribution. ``a`` must be positive. The other arguments are
-    those of `uniform`.
+    Add 1 for draws from the Pareto distribution. ``a`` must be positive. `uniform`
+    describes the other arguments.
 
     Examples
     --------
@@ -367,7 +367,7 @@ def power(
 ) -> ndarray:
     """Draws from [0, 1] with the density a * x ** (a - 1).
 
-    ``a`` must be positive. The other arguments are those of `uniform`.
+    ``a`` must be positive. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -390,7 +390,7 @@ def rayleigh(
 ) -> ndarray:
     """Draws from the Rayleigh distribution with mode ``scale``.
 
-    ``scale`` must not be negative. The other arguments are those of `uniform`.
+    ``scale`` must not be negative. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -436,7 +436,7 @@ def gamma(
 ) -> ndarray:
     """Draws from the gamma distribution with shape ``shape`` and scale ``scale``.
 
-    Both must be positive. The other arguments are those of `uniform`.
+    Both must be positive. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -458,7 +458,7 @@ def chisquare(
 ) -> ndarray:
     """Draws from the chi-square distribution with ``df`` degrees of freedom.
 
-    ``df`` must be positive. The other arguments are those of `uniform`.
+    ``df`` must be positive. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -481,7 +481,7 @@ def f(
 ) -> ndarray:
     """Draws from the F distribution with ``dfnum`` and ``dfden`` degrees of freedom.
 
-    Both must be positive. The other arguments are those of `uniform`.
+    Both must be positive. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -509,7 +509,7 @@ def beta(
     """Draws from the beta distribution, whose density is proportional to
     x ** (a - 1) * (1 - x) ** (b - 1).
 
-    Both must be positive. The other arguments are those of `uniform`.
+    Both must be positive. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -532,8 +532,8 @@ def dirichlet(
     """Draws probabilities of outcomes from the Dirichlet distribution.
 
     ``alpha``, an array (..., outcomes), has the positive concentrations. ``size`` is the shape of
-    the draws for every row of ``alpha``, so the result has the shape ``(*size, *alpha.shape)``. The
-    other arguments are those of `uniform`.
+    the draws for every row of ``alpha``, so the result has the shape ``(*size, *alpha.shape)``.
+    `uniform` describes the other arguments.
 
     Examples
     --------
@@ -560,8 +560,8 @@ def poisson(
 ) -> ndarray:
     """Draws from the Poisson distribution with mean ``lam``.
 
-    ``lam`` must not be negative. ``dtype`` is any dtype; None for int64. The other arguments are
-    those of `uniform`.
+    ``lam`` must not be negative. ``dtype`` is any dtype; None for int64. `uniform`
+    describes the other arguments.
 
     Examples
     --------
@@ -593,8 +593,8 @@ def negative_binomial(
 ) -> ndarray:
     """Draws numbers of failures before the ``n``-th success, which has probability ``p``.
 
-    ``n`` must be positive but need not be an integer, and ``p`` must be from 0 to 1. The other
-    arguments are those of `poisson`.
+    ``n`` must be positive but need not be an integer, and ``p`` must be from 0 to 1. `poisson`
+    describes the other arguments.
 
     Examples
     --------
@@ -634,7 +634,7 @@ def binomial(
     """Draws numbers of successes in ``n`` experiments that succeed with probability ``p``.
 
     ``n`` must not be negative, and elements of an array ``n`` must be below 2 ** 31. ``p`` must be
-    from 0 to 1. The other arguments are those of `poisson`.
+    from 0 to 1. `poisson` describes the other arguments.
 
     Examples
     --------
@@ -725,7 +725,7 @@ def multivariate_normal(
         The means, an array (..., n).
     cov
         The covariances, an array (..., n, n) of symmetric, positive semidefinite matrices. Their
-        leading axes are broadcast with those of ``mean``.
+        leading axes are broadcast with the leading axes of ``mean``.
     size
         The shape of the draws per distribution; None for one.
     check_valid, tol
@@ -737,7 +737,7 @@ def multivariate_normal(
 
     Returns
     -------
-    Draws of the shape (*size, ..., n). ``mean`` has a gradient, that of ``cov`` is zero.
+    Draws of the shape (*size, ..., n). ``mean`` has a gradient. The gradient of ``cov`` is zero.
 
     Examples
     --------

@@ -79,7 +79,7 @@ def uniform_n(
     """Draws uniform numbers for every element of the parameters.
 
     The result has the shape ``(*batch_shape, *shape)`` for parameters that are broadcast to
-    ``shape``. The other arguments are those of `mx.np.random.uniform`.
+    ``shape``. `mx.np.random.uniform` describes the other arguments.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def normal_n(
     """Draws normal numbers for every element of the parameters, which have gradients.
 
     The result has the shape ``(*batch_shape, *shape)`` for parameters that are broadcast to
-    ``shape``. The other arguments are those of `mx.np.random.normal`.
+    ``shape``. `mx.np.random.normal` describes the other arguments.
 
     Examples
     --------
