@@ -124,6 +124,16 @@ class Call:
         if not isinstance(value, ndarray) and not 0 <= value <= 1:
             raise MXNetValueError(f"random.{self.name}: {key} must be from 0 to 1, got {value}")
 
+    def checked_fraction(self, key):
+        """Returns parameter `key` so that its elements outside [0, 1] raise an error when the
+        numbers are drawn: the draws for `n = 0` are 0, and their op checks the probabilities."""
+        self.fraction(key)
+        p = self.floats(key)
+        if not isinstance(p, ndarray):
+            return p
+        valid = p + (p == 0)  # the op can't draw for p = 0, which is valid here
+        return p + op("_sample_negative_binomial")(valid * 0, valid)
+
     def floats(self, key):
         """Returns parameter `key` as a number, or as an array of the working dtype."""
         value = self.params[key]
@@ -163,6 +173,14 @@ class Call:
         if any(isinstance(value, ndarray) for value in values):
             return op("_sample_" + name)(*map(self.filled, values), **options)
         return op("_random_" + name)(*values, shape=self.shape, ctx=self.ctx, **options)
+
+    def normal(self):
+        """Returns the result for the normal distribution of `loc` and `scale`."""
+        self.require("scale")
+        loc, scale = self.floats("loc"), self.floats("scale")
+        if not self.arrays:
+            return self.direct("normal", loc, scale)
+        return self.finish(loc + scale * self.noise("normal", 0, 1))
 
     def finish(self, result):
         """Converts the result to its dtype, and writes it to ``out``."""

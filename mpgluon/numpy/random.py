@@ -139,15 +139,7 @@ def normal(
     (2, 3)
     """
     call = Call("normal", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
-    return drawn_normal(call)
-
-
-def drawn_normal(call):
-    call.require("scale")
-    loc, scale = call.floats("loc"), call.floats("scale")
-    if not call.arrays:
-        return call.direct("normal", loc, scale)
-    return call.finish(loc + scale * call.noise("normal", 0, 1))
+    return call.normal()
 
 
 def randn(
@@ -610,17 +602,6 @@ def negative_binomial(
     return call.finish(call.drawn("negative_binomial", n, p))
 
 
-def checked_fraction(call, key):
-    """Returns parameter `key` so that its elements outside [0, 1] raise an error when the numbers
-    are drawn: the draws for `n = 0` are 0, and their op checks the probabilities."""
-    call.fraction(key)
-    p = call.floats(key)
-    if not isinstance(p, ndarray):
-        return p
-    valid = p + (p == 0)  # the op can't draw for p = 0, which is valid here
-    return p + op("_sample_negative_binomial")(valid * 0, valid)
-
-
 def binomial(
     n: Parameter,
     p: Parameter,
@@ -643,7 +624,7 @@ def binomial(
     """
     call = _counting("binomial", {"n": n, "p": p}, size, dtype, ctx, device, out)
     call.require("n")
-    n, p = call.floats("n"), call.filled(checked_fraction(call, "p"))
+    n, p = call.floats("n"), call.filled(call.checked_fraction("p"))
     # Splits at order statistics. If n uniform numbers are drawn, the k-th smallest has the
     # distribution beta(k, n + 1 - k). If it is at most p, k of the numbers are successes, and the
     # n - k larger ones are uniform above it; otherwise only the k - 1 smaller ones can be

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from .._core import MXNetTypeError, MXNetValueError, ndarray
 from ..numpy._draws import Call, place_of, shape_of
-from ..numpy.random import checked_fraction, drawn_normal, seed
+from ..numpy.random import seed
 
 if TYPE_CHECKING:
     from .._core import Context
@@ -60,7 +60,7 @@ def bernoulli(
     key, value = ("prob", prob) if logit is None else ("logit", logit)
     call = Call("bernoulli", {key: value}, size, dtype, place_of(ctx, device), out)
     if logit is None:
-        prob = checked_fraction(call, "prob")
+        prob = call.checked_fraction("prob")
     else:
         prob = call.floats("logit")
         prob = _sigmoid(prob if isinstance(prob, ndarray) else call.filled(prob))
@@ -112,7 +112,7 @@ def normal_n(
     (5, 4, 3)
     """
     params = {"loc": loc, "scale": scale}
-    return drawn_normal(_batch("normal_n", params, batch_shape, dtype, place_of(ctx, device)))
+    return _batch("normal_n", params, batch_shape, dtype, place_of(ctx, device)).normal()
 
 
 def _batch(name, params, batch_shape, dtype, ctx):
