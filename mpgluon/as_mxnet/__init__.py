@@ -53,6 +53,8 @@ MODULES = {
     "module.executor_group": "executor_manager",
     "ndarray.register": "as_mxnet.register",
     "ndarray.utils": "ndarray",
+    "numpy.fallback": "numpy._fallback",
+    "numpy.multiarray": "numpy",
     "onnx.mx2onnx": "onnx",
     "symbol.register": "as_mxnet.register",
 }

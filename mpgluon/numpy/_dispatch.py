@@ -66,6 +66,12 @@ def _function_of(module: str, name: str) -> tuple[Callable[..., Any], inspect.Si
     return function, inspect.signature(function)
 
 
+def has_ops(function: Any) -> bool:
+    """True if a function of NumPy calls a function of mx.np."""
+    module = "numpy" if isinstance(function, np.ufunc) else function.__module__
+    return _function_of(module, function.__name__) is not None
+
+
 def _by_ops(module, name, args, kwargs):
     """Calls the function of mx.np. Returns NotImplemented if it doesn't have the arguments."""
     found = _function_of(module, name)

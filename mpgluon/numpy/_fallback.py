@@ -231,7 +231,8 @@ def on_copies(
                     _like(target, _core.array(values, target.context, target.dtype)), out=target
                 )
         return targets[0] if len(targets) == 1 else targets
-    if given and not any(isinstance(array, ndarray) for array in given):
+    in_place = any(isinstance(target, np.ndarray) for target in targets)
+    if in_place or (given and not any(isinstance(array, ndarray) for array in given)):
         return result
     ctx = given[0].context if given else current_context()
     return converted(result, np.ndarray, lambda values: array_of(values, ctx))

@@ -27,6 +27,7 @@ ELSEWHERE = (
     "libinfo",
     "misc",
     "numpy",
+    "numpy_dispatch_protocol",
     "numpy_extension",
     "registry",
     "symbol",  # repeats the operators

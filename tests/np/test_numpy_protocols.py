@@ -1,0 +1,101 @@
+"""NumPy's functions of arrays of mx.np that call functions of mx.np."""
+
+import numpy as onp
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd, numpy_dispatch_protocol as lists
+
+VALUES = onp.array([[0.2, 0.45, 0.6], [0.3, 0.9, 0.5]], "float32")
+
+
+def array(values, ctx=None):
+    values = onp.asarray(values)
+    return nd.array(values, ctx, dtype=values.dtype).as_np_ndarray()
+
+
+def test_dispatch_lists_name_functions_of_mx_np():
+    """Functions on copies are not in the lists."""
+    for name in lists._NUMPY_ARRAY_FUNCTION_LIST:
+        module, _, short = name.rpartition(".")
+        assert hasattr(getattr(mx.np, module) if module else mx.np, short)
+    assert "matmul" in lists._NUMPY_ARRAY_UFUNC_LIST
+    assert "tensordot" in lists._NUMPY_ARRAY_FUNCTION_LIST
+    assert not {"interp", "gradient"} & {*lists._NUMPY_ARRAY_FUNCTION_LIST}
+    for decorator in (lists.with_array_function_protocol, lists.with_array_ufunc_protocol):
+        assert decorator(len) is len
+
+
+UFUNCS = {
+    "exp": lambda a: onp.exp(a) * 2,
+    "arctan2": lambda a: onp.arctan2(a, a**2),
+    "alias": lambda a: onp.atan2(2, a) if hasattr(onp, "atan2") else onp.arctan2(2, a),
+    "divide": lambda a: onp.divide(1, a),
+    "maximum": lambda a: onp.maximum(a, 0.48),
+    "matmul": lambda a: onp.matmul(a, a.T),
+    "outer": lambda a: onp.outer(a[0], a[1]),
+    "list": lambda a: onp.multiply(a, [1, 2, 3]),
+    "official array": lambda a: onp.add(a**2, onp.arange(3) / 2),
+    "official array first": lambda a: onp.subtract(onp.ones(3), a),
+    "official arrays in a list": lambda a: onp.vstack([onp.ones(3), a**2, onp.zeros((1, 3))]),
+    "official scalar": lambda a: onp.float64(2) * a,
+    "tensordot": lambda a: onp.tensordot(a, VALUES, axes=([1], [1])),
+    "pad": lambda a: onp.pad(a**2, onp.array([[1, 0], [0, 2]])),
+    "roll": lambda a: onp.roll(a**2, onp.int64(1), axis=1),
+}
+
+
+@pytest.mark.parametrize("case", UFUNCS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_numpy_functions_call_recorded_ops(case, compiled):
+    function = UFUNCS[case]
+    x = array(VALUES, mx.cpu(1))
+    x.attach_grad()
+    call = _core.CachedOp(lambda a: [function(a)]) if compiled else lambda a: [function(a)]
+    with autograd.record():
+        (y,) = call(x)
+    y.backward()
+    assert type(y) is mx.np.ndarray and y.context == mx.cpu(1) and y.dtype == onp.float32
+    onp.testing.assert_allclose(y.asnumpy(), function(VALUES), rtol=1e-5)
+    wide = VALUES.astype("float64")
+    for index in onp.ndindex(2, 3):
+        step = onp.zeros((2, 3))
+        step[index] = 1e-5
+        slope = (function(wide + step) - function(wide - step)).sum() / 2e-5
+        assert abs(x.grad.asnumpy()[index] - slope) < 2e-3
+
+
+def test_comparisons_are_bool():
+    for y in (onp.isnan(array(VALUES)), onp.greater(array(VALUES), 0.5)):
+        assert type(y) is mx.np.ndarray and y.dtype == onp.bool_
+
+
+def test_out_receives_the_result():
+    x, out = array(VALUES), array(onp.zeros((2, 3), "float32"))
+    assert onp.exp(x, out=out) is out
+    onp.testing.assert_allclose(out.asnumpy(), onp.exp(VALUES), rtol=1e-6)
+    values = onp.zeros((2, 3), "float32")
+    assert onp.exp(x, out=values) is values
+    onp.testing.assert_allclose(values, onp.exp(VALUES), rtol=1e-6)
+
+
+def test_options_without_op_run_numpy_on_copies():
+    x = array(VALUES)
+    mask = VALUES > 0.4
+    out = array(onp.zeros((2, 3), "float32"))
+    onp.exp(x, out=out, where=mask)
+    expected = onp.exp(VALUES, out=onp.zeros_like(VALUES), where=mask)
+    onp.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-6)
+    assert onp.exp(x, dtype="float64").dtype == onp.float64
+    x.attach_grad()
+    with autograd.record():
+        with pytest.raises(mx.MXNetError, match="gradient of a recorded array would be lost"):
+            onp.exp(x * 2, where=mask)
+
+
+def test_kinds_cannot_be_mixed():
+    for call in (onp.add, onp.maximum, onp.hypot):
+        with pytest.raises(TypeError, match="both mx.np and mx.nd"):
+            call(array(VALUES), nd.array(VALUES))
+    with pytest.raises(TypeError, match="both mx.np and mx.nd"):
+        onp.vstack([array(VALUES), nd.array(VALUES)])
