@@ -1,4 +1,4 @@
-"""Conversions of parameters and results, and the base class of augmenters, which store their
+"""Converts parameters to plain Python values, and the base class of augmenters, which store their
 parameters."""
 
 import json
@@ -7,15 +7,6 @@ from typing import Any
 import numpy as np
 
 from .. import ndarray as nd
-from .._core import ndarray
-from ..util import is_np_array
-
-
-def of_kind(array: Any, like: Any = None) -> Any:
-    """Converts a new NDArray to the kind of the array `like`. If that isn't an array, converts it
-    to the kind that Gluon creates."""
-    numpy = isinstance(like, ndarray) if isinstance(like, nd.NDArray) else is_np_array()
-    return array.as_np_ndarray() if numpy else array
 
 
 def plain(value: Any) -> Any:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd
+from .._internal import kinds
 from ..base import MXNetAssertionError
-from ._plain import Described, of_kind, plain
+from ._plain import Described, plain
 from .image import (
     area_of,
     center_crop,
@@ -285,7 +286,7 @@ class CenterCropAug(Augmenter):
 
 def _times(image, weights):
     """Multiplies the channels of each pixel by a matrix or vector of weights."""
-    return nd.dot(image, of_kind(nd.array(weights), image))
+    return nd.dot(image, kinds.like(nd.array(weights), image))
 
 
 def _factor(width):
@@ -444,7 +445,7 @@ class LightingAug(Augmenter):
     def __call__(self, src: NDArray) -> NDArray:
         parts = np.random.normal(0, self.alphastd, 3)
         shift = nd.array(np.dot(np.asarray(self.eigvec) * parts, self.eigval))
-        return src + of_kind(shift, src)
+        return src + kinds.like(shift, src)
 
 
 class ColorNormalizeAug(Augmenter):
@@ -470,8 +471,7 @@ class ColorNormalizeAug(Augmenter):
 
     def __call__(self, src: NDArray) -> NDArray:
         mean, std = (
-            None if values is None else of_kind(values.as_nd_ndarray(), src)
-            for values in (self.mean, self.std)
+            None if values is None else kinds.like(values, src) for values in (self.mean, self.std)
         )
         return color_normalize(src, mean, std)
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd
+from .._internal import kinds
 from .._internal.files import open_regular
 from .._internal.hints import of_package
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from . import _resize
 from ._files import decode
-from ._plain import of_kind, plain
+from ._plain import plain
 
 if TYPE_CHECKING:
     import os
@@ -40,12 +41,14 @@ __all__ = [
 ]
 
 
-def _result(values, out, like=None):
-    """Returns the values as a new array, of the kind of `like` if that is an array, or copies them
-    to `out` and returns it."""
+def _result(values, out, src=None):
+    """Returns the values as a new array of the kind of `src`, or copies them to `out` and returns
+    that. Without `src`, the switch of mx.np selects the kind."""
     values = np.ascontiguousarray(values)
-    like = like if out is None else out
-    return _placed(of_kind(nd.array(values, dtype=values.dtype), like), out)
+    array = nd.array(values, dtype=values.dtype)
+    if out is not None:
+        return _placed(kinds.like(array, out), out)
+    return kinds.of_mode(array) if src is None else kinds.like(array, src)
 
 
 def _placed(image, out):
@@ -614,7 +617,7 @@ def imrotate(
     turned_x = (x * np.cos(angle) - y * np.sin(angle)) * scale
     turned_y = (x * np.sin(angle) + y * np.cos(angle)) * scale
     out = _sample(images, turned_x + middle_x, turned_y + middle_y).astype(np.float32)
-    return of_kind(nd.array(out[0] if src.ndim == 3 else out, ctx=src.context), src)
+    return kinds.like(nd.array(out[0] if src.ndim == 3 else out, ctx=src.context), src)
 
 
 def random_rotate(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd, recordio
+from .._internal import kinds
 from .._internal.files import open_regular
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from ..io.io import DataBatch, DataDesc, DataIter
 from ._lists import entry_of, read_list
-from ._plain import of_kind, plain
+from ._plain import plain
 from .augment import CreateAugmenter
 from .image import imdecode
 
@@ -148,7 +149,8 @@ class ImageIter(DataIter):
             entries = [(str(i), *entry_of(entry, dtype)) for i, entry in enumerate(imglist, 1)]
         if entries is not None:
             self.imglist = {
-                key: (of_kind(nd.array(labels, dtype=dtype)), path) for key, labels, path in entries
+                key: (kinds.of_mode(nd.array(labels, dtype=dtype)), path)
+                for key, labels, path in entries
             }
         self.seq: list[Any] | None = None if path_imgrec else list(self.imglist or ())
         if path_imgrec and path_imgidx:
@@ -225,7 +227,7 @@ class ImageIter(DataIter):
     def _empty_batch(self):
         label = self.provide_label[0].shape
         data = nd.zeros((self.batch_size, *self.data_shape))
-        return of_kind(data), of_kind(nd.zeros(label))
+        return kinds.of_mode(data), kinds.of_mode(nd.zeros(label))
 
     def _make_sample(self, label, data):
         """Returns (label, image) for a batch, or None to skip an invalid image."""
