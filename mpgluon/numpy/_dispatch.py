@@ -48,6 +48,19 @@ _ON_HOST = frozenset(
     "axes axis indices_or_sections k newshape obj ord pad_width q reps repeats sections shape "
     "shift".split()
 )
+# Functions that return another kind of list than mx.np's do -> arguments of a small call.
+_CONTAINERS = {
+    "atleast_1d": (0, 0),
+    "atleast_2d": (0, 0),
+    "atleast_3d": (0, 0),
+    "broadcast_arrays": (0, 0),
+    "meshgrid": (0, 0),
+    "eig": (np.eye(1),),
+    "eigh": (np.eye(1),),
+    "qr": (np.eye(1),),
+    "slogdet": (np.eye(1),),
+    "svd": (np.eye(1),),
+}
 _WRITERS = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
 
 
@@ -151,11 +164,25 @@ def _ufunc_by_ops(name, method, inputs, kwargs):
     return _by_ops("numpy", name, inputs, options)
 
 
+@functools.cache
+def _container_of(function):
+    return type(function(*_CONTAINERS[function.__name__]))
+
+
+def _as_numpys(function, result):
+    """Converts a list to the type that this version of NumPy returns: a list or a tuple, which may
+    have names."""
+    if not isinstance(result, (list, tuple)) or function.__name__ not in _CONTAINERS:
+        return result
+    container = _container_of(function)
+    return container(*result) if hasattr(container, "_fields") else container(result)
+
+
 def array_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Computes NumPy's functions with ops, or on copies of the values if no op exists."""
     name = function.__name__
     if _is_np(name, (args, kwargs)):
-        result = _by_ops(function.__module__, name, args, kwargs)
+        result = _as_numpys(function, _by_ops(function.__module__, name, args, kwargs))
     else:
         result = nd_rules.of_function(function, args, kwargs)
     if result is not NotImplemented:

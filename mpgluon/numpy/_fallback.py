@@ -59,6 +59,7 @@ FUNCTIONS = {
     "min_scalar_type": "Returns the smallest dtype that can hold a scalar.",
     "mirr": "Returns the modified internal rate of return.",
     "modf": "Splits elements into fractional and integral parts.",
+    "may_share_memory": "True if the bounds of two arrays in memory overlap.",
     "msort": "Sorts an array along its first axis.",
     "nanargmax": "Returns the indices of the maxima, ignoring NaNs.",
     "nanargmin": "Returns the indices of the minima, ignoring NaNs.",
@@ -96,6 +97,7 @@ FUNCTIONS = {
     "select": "Selects elements from a list of arrays by a list of conditions.",
     "setdiff1d": "Returns the sorted, unique elements that are only in the first array.",
     "setxor1d": "Returns the sorted, unique elements that are in only one of two arrays.",
+    "shares_memory": "True if two arrays share memory.",
     "signbit": "True for each element whose sign bit is set.",
     "size": "Returns the number of elements, in total or along an axis.",
     "spacing": "Returns the distances to the nearest adjacent numbers.",
@@ -135,6 +137,9 @@ _OF_SHAPES = set(
     "can_cast common_type iscomplexobj isrealobj ndim promote_types result_type shape size "
     "tril_indices_from triu_indices_from".split()
 )
+
+# Functions that use the addresses of arrays.
+_OF_VIEWS = {"may_share_memory", "shares_memory"}
 
 # dtypes of NumPy's results that arrays don't have -> the dtype to which they are converted.
 _WIDER = {np.dtype("int16"): "int32", np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
@@ -202,6 +207,15 @@ def _placeholder(array):
     return np.broadcast_to(np.zeros((), dtype), array.shape)
 
 
+def _view(array):
+    """Returns a view of an array on a CPU."""
+    if array.context.device_type not in ("cpu", "cpu_pinned"):
+        raise _core.NotSupportedError(
+            f"np.may_share_memory: the array must be on a CPU, got {array.context}"
+        )
+    return np.asarray(array)
+
+
 def on_copies(
     name: str,
     function: Callable[..., Any],
@@ -215,7 +229,7 @@ def on_copies(
     in ``out`` are copied to these afterwards.
     """
     given = list(arrays_in((*args, kwargs)))
-    copy = _placeholder if name in _OF_SHAPES else _values
+    copy = _placeholder if name in _OF_SHAPES else _view if name in _OF_VIEWS else _values
     if copy is _values:
         _check(name, given, name.partition(".")[0] not in WITHOUT_GRADIENT)
     args = tuple(converted(value, NDArray, copy) for value in args)

@@ -5,6 +5,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd, numpy_dispatch_protocol as lists
+from mpgluon.numpy import _dispatch
 
 VALUES = onp.array([[0.2, 0.45, 0.6], [0.3, 0.9, 0.5]], "float32")
 
@@ -18,6 +19,7 @@ def test_dispatch_lists_name_functions_of_mx_np():
     """Functions on copies are not in the lists."""
     for name in lists._NUMPY_ARRAY_FUNCTION_LIST:
         module, _, short = name.rpartition(".")
+        short = _dispatch._NAMES.get(short, short)
         assert hasattr(getattr(mx.np, module) if module else mx.np, short)
     assert "matmul" in lists._NUMPY_ARRAY_UFUNC_LIST
     assert "tensordot" in lists._NUMPY_ARRAY_FUNCTION_LIST
@@ -63,6 +65,21 @@ def test_numpy_functions_call_recorded_ops(case, compiled):
         step[index] = 1e-5
         slope = (function(wide + step) - function(wide - step)).sum() / 2e-5
         assert abs(x.grad.asnumpy()[index] - slope) < 2e-3
+
+
+def test_lists_have_numpys_type():
+    for call in (
+        lambda a: onp.atleast_1d(a, a),
+        lambda a: onp.broadcast_arrays(a, a[:1]),
+    ):
+        assert type(call(array(VALUES))) is type(call(VALUES))
+
+
+def test_shared_memory_is_detected():
+    x = array(VALUES)
+    for function in (onp.shares_memory, onp.may_share_memory, mx.np.may_share_memory):
+        assert function(x, x.detach()) and function(x, x[1]) and not function(x[0], x[1])
+        assert not function(x, array(VALUES))
 
 
 def test_comparisons_are_bool():
