@@ -1,122 +1,91 @@
-"""NumPy functions of NDArrays that are composed of the functions in `_numpy_protocol.py`, so that
-autograd records them."""
+"""NumPy functions of NDArrays that call functions of mx.np, or that are composed of functions in
+`_numpy_protocol.py`. So autograd records them."""
 
 from __future__ import annotations
 
-import math
+import inspect
 import operator
 
 import numpy as np
 
 from .. import _core
 from .._core import NDArray
-from ._numpy_protocol import arrays_of, axes_of, implements, is_float, real_of, shaped
+from ..numpy._fallback import converted
+from ._numpy_protocol import arrays_of, axes_of, implements, is_float, real_of
 
 _op = _core.get_op
 
 
+# --- Functions of mx.np ---------------------------------------------------------------------------
+def _views(value):
+    return converted(value, NDArray, lambda array: array.as_np_ndarray())
+
+
+def _nd_views(value):
+    return converted(value, NDArray, lambda array: array.as_nd_ndarray())
+
+
+def _kept(arguments):
+    """Accepts arguments whose first one is an array, or a list of arrays."""
+    first = arguments[0]
+    return arguments if isinstance(first, NDArray) else NotImplemented
+
+
+def _all_separate(arguments):
+    """Converts all arguments to arrays."""
+    return arrays_of(arguments, joined=False)
+
+
+def _list_joined(arguments):
+    """Converts the arrays in the first argument, a list, to a common dtype."""
+    return [arrays_of([*arguments[0]]), *arguments[1:]]
+
+
+def _two_joined(arguments):
+    """Converts the first two arguments to arrays of a common dtype."""
+    return [*arrays_of(arguments[:2]), *arguments[2:]]
+
+
+def _two_reals(arguments):
+    """Converts the first two arguments to arrays of a common dtype, which must not be integer."""
+    joined = _two_joined(arguments)
+    return joined if is_float(joined[0].dtype) else NotImplemented
+
+
+def _rule(name, prepare):
+    """Returns a rule that calls a function of mx.np with views of the arrays, which share the place
+    in the recorded computation."""
+
+    def rule(*args, **kwargs):
+        from .. import numpy as package
+
+        function = getattr(package, name)
+        try:
+            arguments = inspect.signature(function).bind(*args, **kwargs)
+        except TypeError:  # an argument that mx.np lacks
+            return NotImplemented
+        given = prepare(arguments.args)
+        if given is NotImplemented or arguments.kwargs:
+            return NotImplemented
+        return _nd_views(function(*map(_views, given)))
+
+    return rule
+
+
+for _names, _prepare in (
+    ("flipud fliplr roll array_split vsplit hsplit dsplit tril triu", _kept),
+    ("atleast_1d atleast_2d atleast_3d", _all_separate),
+    ("vstack row_stack hstack dstack column_stack", _list_joined),
+    ("append outer", _two_joined),
+    ("tensordot inner vdot", _two_reals),
+):
+    for _name in _names.split():
+        implements(_name)(_rule(_name, _prepare))
+
+
+# --- Compositions ---------------------------------------------------------------------------------
 def _along(x, axis, begin, end):
     return _op("slice_axis")(x, axis=axis, begin=begin, end=end)
-
-
-def _at_least(ndim, shape_of):
-    """Returns the implementation of np.atleast_<ndim>d. `shape_of` maps a shape with fewer
-    dimensions to the shape of the result."""
-
-    def function(*arys):
-        made = [x if x.ndim >= ndim else shaped(x, shape_of(x.shape)) for x in map(_one, arys)]
-        return made[0] if len(made) == 1 else tuple(made)
-
-    return function
-
-
-def _one(value):
-    return value if isinstance(value, NDArray) else np.asarray(value)
-
-
-implements("atleast_1d")(_at_least(1, lambda shape: (1,)))
-implements("atleast_2d")(_at_least(2, lambda shape: (1, *shape) if shape else (1, 1)))
-
-
-def _as_cube(shape):
-    return {0: (1, 1, 1), 1: (1, *shape, 1), 2: (*shape, 1)}[len(shape)]
-
-
-_at_least_3d = implements("atleast_3d")(_at_least(3, _as_cube))
-
-
-# --- Joining and splitting ------------------------------------------------------------------------
-@implements("dstack")
-def _dstack(tup):
-    return np.concatenate([_at_least_3d(x) for x in arrays_of(tup)], axis=2)
-
-
-@implements("column_stack")
-def _column_stack(tup):
-    columns = [shaped(x, (x.size, 1)) if x.ndim < 2 else x for x in arrays_of(tup)]
-    return np.concatenate(columns, axis=1)
-
-
-@implements("append")
-def _append(arr, values, axis=None):
-    arr, values = arrays_of((arr, values))
-    if axis is None:
-        arr, values, axis = np.ravel(arr), np.ravel(values), 0
-    return np.concatenate([arr, values], axis=axis)
-
-
-@implements("array_split")
-def _array_split(ary, indices_or_sections, axis=0):
-    try:
-        sections = operator.index(indices_or_sections)
-    except TypeError:
-        return np.split(ary, indices_or_sections, axis)
-    if sections <= 0:
-        raise ValueError("number sections must be larger than 0.")
-    (place,) = axes_of(axis, ary.ndim)
-    each, more = divmod(ary.shape[place], sections)
-    ends = np.cumsum([each + 1] * more + [each] * (sections - more))
-    return np.split(ary, [int(end) for end in ends[:-1]], axis)
-
-
-def _split_along(axis_of):
-    return lambda ary, indices_or_sections: np.split(ary, indices_or_sections, axis_of(ary))
-
-
-implements("vsplit")(_split_along(lambda x: 0))
-implements("hsplit")(_split_along(lambda x: 1 if x.ndim > 1 else 0))
-implements("dsplit")(_split_along(lambda x: 2))
-
-
-# --- Moving axes and elements ---------------------------------------------------------------------
-@implements("flipud")
-def _flipud(m):
-    return np.flip(m, 0)
-
-
-@implements("fliplr")
-def _fliplr(m):
-    return np.flip(m, 1)
-
-
-@implements("roll")
-def _roll(a, shift, axis=None):
-    if not isinstance(a, NDArray):
-        return NotImplemented
-    if axis is None:
-        return shaped(_roll(np.ravel(a), shift, 0), a.shape)
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
-    if len(axes) == 1 and len(shifts) > 1:
-        axes = axes * len(shifts)
-    for place, distance in zip(axes, shifts):
-        (place,) = axes_of(place, a.ndim)
-        size = a.shape[place]
-        cut = -operator.index(distance) % size if size else 0
-        if cut:
-            parts = _along(a, place, cut, size), _along(a, place, 0, cut)
-            a = np.concatenate(parts, axis=place)
-    return a
 
 
 def _constant_edge(array, axis, count, value):
@@ -161,58 +130,7 @@ def _trace(a, offset=0, axis1=0, axis2=1, dtype=None, out=None):
     return np.sum(_op("diag")(a, k=offset if axis1 % 2 == 0 else -offset))
 
 
-def _triangle(lower):
-    def function(m, k=0):
-        if m.ndim < 2:
-            return NotImplemented
-        mask = np.tri(*m.shape[-2:], k=k if lower else k - 1, dtype="float32")
-        mask = np.broadcast_to(mask if lower else 1 - mask, m.shape)
-        return np.where(mask, m, 0)
-
-    return function
-
-
-implements("tril")(_triangle(True))
-implements("triu")(_triangle(False))
-
-
 # --- Products and differences ---------------------------------------------------------------------
-@implements("tensordot")
-def _tensordot(a, b, axes=2):
-    a, b = arrays_of((a, b))
-    if not is_float(a.dtype):
-        return NotImplemented
-    if isinstance(axes, int):
-        left, right = range(a.ndim - axes, a.ndim), range(axes)
-    else:
-        left, right = (axis if isinstance(axis, (tuple, list)) else (axis,) for axis in axes)
-    left, right = (
-        axes_of(tuple(x), n) if len(x) else () for x, n in ((left, a.ndim), (right, b.ndim))
-    )
-    sizes = [a.shape[i] for i in left]
-    if sizes != [b.shape[i] for i in right]:
-        raise ValueError("shape-mismatch for sum")
-    free_a = [i for i in range(a.ndim) if i not in left]
-    free_b = [i for i in range(b.ndim) if i not in right]
-    shape = [a.shape[i] for i in free_a] + [b.shape[i] for i in free_b]
-    count = math.prod(sizes)
-    rows = shaped(np.transpose(a, [*free_a, *left]), (math.prod(shape[: len(free_a)]), count))
-    columns = shaped(np.transpose(b, [*right, *free_b]), (count, math.prod(shape[len(free_a) :])))
-    return shaped(np.dot(rows, columns), shape)
-
-
-@implements("inner")
-def _inner(a, b):
-    a, b = arrays_of((a, b))
-    return a * b if not a.ndim or not b.ndim else _tensordot(a, b, (-1, -1))
-
-
-@implements("vdot")
-def _vdot(a, b):
-    a, b = arrays_of((a, b))
-    return np.sum(np.ravel(a) * np.ravel(b))
-
-
 @implements("diff")
 def _diff(a, n=1, axis=-1, **options):
     if options or not isinstance(a, NDArray) or not a.ndim:

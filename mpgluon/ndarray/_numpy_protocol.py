@@ -570,18 +570,6 @@ def _stack(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
     return _into(_cast(_op("stack")(*arrays, axis=axis), dtype), out)
 
 
-@implements("vstack", "row_stack")
-def _vstack(tup, *, dtype=None, casting="same_kind"):
-    arrays = [shaped(x, (1,) * (2 - x.ndim) + x.shape) for x in arrays_of([*tup])]
-    return _concatenate(arrays, 0, dtype=dtype)
-
-
-@implements("hstack")
-def _hstack(tup, *, dtype=None, casting="same_kind"):
-    arrays = [shaped(x, x.shape or (1,)) for x in arrays_of([*tup])]
-    return _concatenate(arrays, 0 if arrays[0].ndim == 1 else 1, dtype=dtype)
-
-
 @implements("split", "array_split")
 def _split(ary, indices_or_sections, axis=0):
     (axis,) = axes_of(axis, ary.ndim)
@@ -638,12 +626,6 @@ def _dot(a, b, out=None):
     if b.ndim > 2 or not is_float(a.dtype):
         return NotImplemented
     return _into(shaped(_op("dot")(a, b), a.shape[:-1] + b.shape[1:]), out)
-
-
-@implements("outer")
-def _outer(a, b, out=None):
-    a, b = arrays_of((a, b))
-    return _into(shaped(a, (a.size, 1)) * shaped(b, (1, b.size)), out)
 
 
 def _of_matrices(op):

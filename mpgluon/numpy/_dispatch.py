@@ -182,11 +182,11 @@ def array_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Computes NumPy's functions with ops, or on copies of the values if no op exists."""
     name = function.__name__
     if _is_np(name, (args, kwargs)):
-        result = _as_numpys(function, _by_ops(function.__module__, name, args, kwargs))
+        result = _by_ops(function.__module__, name, args, kwargs)
     else:
         result = nd_rules.of_function(function, args, kwargs)
     if result is not NotImplemented:
-        return result
+        return _as_numpys(function, result)
     if name in _WRITERS:
         _refuse_to_write(name, args)
     return _fallback.on_copies(name, function._implementation, args, kwargs)
