@@ -6,13 +6,9 @@ Ops follow their inputs, so only code that creates arrays chooses a kind. It com
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .. import _core
 from .._core import NDArray, is_np_array, ndarray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def is_numpy(array: object) -> bool:
@@ -27,9 +23,7 @@ def of_mode(array: NDArray) -> NDArray:
 
 def of_kind(array: NDArray, numpy: bool) -> NDArray:
     """Returns an array as one of ``mx.np``, or of ``mx.nd`` if not `numpy`."""
-    if numpy:
-        return array.as_np_ndarray()
-    return array.as_nd_ndarray() if isinstance(array, ndarray) else array
+    return array.as_np_ndarray() if numpy else plain(array)
 
 
 def like(array: NDArray, other: object) -> NDArray:
@@ -46,11 +40,6 @@ def nested_of_mode(values: Any) -> Any:
     return values.as_np_ndarray() if isinstance(values, NDArray) else values
 
 
-def plain(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Returns arrays as ones of ``mx.nd``, for code that computes with new arrays."""
-    return [of_kind(array, False) for array in arrays]
-
-
-def scope(numpy: bool) -> _core.Scope:
-    """Returns a scope in which new arrays are of ``mx.np``, or of ``mx.nd`` if not `numpy`."""
-    return _core.Scope((_core.set_np_array, numpy))
+def plain(array: NDArray) -> NDArray:
+    """Returns an array as one of ``mx.nd``, for code that mixes it with new arrays."""
+    return array.as_nd_ndarray() if isinstance(array, ndarray) else array

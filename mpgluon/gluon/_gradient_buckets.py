@@ -6,6 +6,7 @@ from functools import partial
 
 from .. import autograd, ndarray as nd
 from .._core import at_once, collective_plan, dtype_name, sum_replicas
+from .._internal.kinds import plain
 from .._internal.transport import default_transport
 
 _BUCKET = 1 << 20  # size of a bucket in bytes; smaller arrays share a bucket
@@ -32,7 +33,7 @@ class Bucket:
         # The gradients and weights on each device, flattened into one array each if the bucket has
         # several parameters.
         self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
-        self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
+        self._lists = [[plain(param.gradients[ctx]) for param in params] for ctx in contexts]
         self._flat_sums = None
         self._on_gpus = all(ctx.device_type == "gpu" for ctx in contexts)
         self._by_library = {}  # transport of collectives -> True if NCCL sums the gradients
@@ -59,7 +60,8 @@ class Bucket:
 
     def _flat(self, which):
         arrays = {
-            ctx: [getattr(param, which)[ctx] for param in self.params] for ctx in self.contexts
+            ctx: [plain(getattr(param, which)[ctx]) for param in self.params]
+            for ctx in self.contexts
         }
         if len(self.params) == 1:
             return arrays

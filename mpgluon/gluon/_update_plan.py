@@ -8,6 +8,7 @@ import math
 
 from .. import _core
 from .._core import dtype_name
+from .._internal.kinds import plain
 from ..base import MXNetError
 from ..optimizer import multi
 from ..optimizer.grouped import updates_parts
@@ -170,7 +171,7 @@ class Plan:
             self.weights += param.arrays.values()
             self.dtypes[index] = dtype_name(self.weights[-1].dtype)
             placed[index] = [
-                (ctx, sums.get(param, param.gradients[ctx]), weight)
+                (ctx, plain(sums.get(param, param.gradients[ctx])), plain(weight))
                 for ctx, weight in param.arrays.items()
                 if not sharded or ctx == self.owners[index]
             ]

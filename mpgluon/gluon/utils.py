@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core, ndarray as nd
-from .._internal import ranks
+from .._internal import kinds, ranks
 from .._internal.files import open_regular, replacing
 from .._internal.hints import GLUON, near_names
 from .._internal.ranks.own_arrays import brought_to_all
@@ -150,7 +150,7 @@ def split_and_load(
     elif not isinstance(ctx_list, (list, tuple)):
         return ctx_list.split_and_load(data, batch_axis, even_split)
     if not isinstance(data, nd.NDArray):
-        data = nd.array(data, ctx=ctx_list[0])
+        data = kinds.of_mode(nd.array(data, ctx=ctx_list[0]))
     slices = split_data(data, len(ctx_list), batch_axis, even_split)
     return [part.as_in_context(ctx) for part, ctx in zip(slices, ctx_list)]
 
@@ -203,7 +203,7 @@ def clip_global_norm(
                 stacklevel=2,
             )
     scale_arrays(arrays, nd.minimum(max_norm / (total + 1e-8), 1.0))
-    return norm if check_isfinite else total
+    return norm if check_isfinite else kinds.like(total, arrays[0])
 
 
 def _together(arrays):
@@ -220,7 +220,7 @@ def _together(arrays):
 
 def global_norm(arrays: Sequence[NDArray]) -> NDArray:
     """Returns the joint 2-norm of all arrays, with shape (1,), on the device of the first array."""
-    arrays = [_stored(array) for array in arrays]
+    arrays = [_stored(kinds.plain(array)) for array in arrays]
     home, groups = arrays[0].context, _together(arrays)
     # Only one number per array is moved between devices. The numbers are summed on one device in a
     # fixed order, so the result does not depend on placement.
@@ -257,6 +257,7 @@ def _like(number, array):
 def scale_arrays(arrays: Sequence[NDArray], scale: NDArray) -> None:
     """Multiplies arrays on any devices by `scale`, of shape (1,), in place."""
     scales = {scale.context: scale}
+    arrays = [kinds.plain(array) for array in arrays]
     for array in arrays:
         if array.stype != "default":
             there = scale.as_in_context(array.context).astype(array.dtype, copy=False)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
 from .._core import at_once, versions
-from .._internal import domain
+from .._internal import domain, kinds
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
+from ._nested_states import map_arrays
 from .optimizer import HALF, Optimizer, as_lists, dtype_name, zeros_like_state
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class GroupedOptimizer(Optimizer):
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         indices, weights, grads, states = as_lists(index, weight, grad, state)
+        if kinds.is_numpy(weights[0]):
+            weights, grads, states = map_arrays(kinds.plain, [weights, grads, states])
         for i in indices:
             self.refuse_part(i)
         if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):

@@ -92,7 +92,8 @@ class Updater:
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
                 with self.optimizer.numbers_of(i):
-                    self.optimizer.of(i).update_multi_precision(i, w, g, self.states[i])
+                    own = self.optimizer.of(i)
+                    own.update_multi_precision(i, *own.shown((w, g)), self.states[i])
             return
         for part in self.alike(indices, grads, weights, self.largest_list):
             self._update(*part)
@@ -127,6 +128,7 @@ class Updater:
 
     def _update(self, indices, grads, weights):
         states, optimizer = self.states, self.optimizer.of(indices[0])
+        weights, grads = optimizer.shown(weights), optimizer.shown(grads)
         if optimizer.draws_one_by_one:
             for i, w, g in zip(indices, weights, grads):
                 with optimizer.numbers_of(i):
@@ -147,12 +149,14 @@ class Updater:
             optimizer = self.optimizer.of(index)
             if index not in self.states:
                 with optimizer.numbers_of(index, create=True):
-                    state = optimizer.create_state_multi_precision(index, weight)
+                    state = optimizer.create_state_multi_precision(
+                        index, *optimizer.shown([weight])
+                    )
                 self.states[index] = state
             elif not self.states_synced.get(index):
                 state = self.sync_state_context(self.states[index], weight.context)
                 if optimizer.keeps_momentum and not is_complete(state):
-                    new = optimizer.create_state_multi_precision(index, weight)
+                    new = optimizer.create_state_multi_precision(index, *optimizer.shown([weight]))
                     state = completed(state, new)
                 self.states[index] = state
             self.states_synced[index] = True
