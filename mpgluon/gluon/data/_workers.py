@@ -21,6 +21,7 @@ import traceback
 import warnings
 import weakref
 
+from ..._internal import kinds
 from ...base import dtype_name
 from ...context import set_threads
 from ...ndarray import NDArray, array
@@ -37,10 +38,11 @@ _ALIGNMENT = 64
 _PARENT_CHECK_S = 5.0
 
 
-def _restore(values, dtype, context):
+def _restore(values, dtype, context, numpy):
     with context:
         # NumPy lacks bfloat16, so bfloat16 values were sent as float32.
-        return to_array(values) if values.dtype.name == dtype else array(values, dtype=dtype)
+        same = values.dtype.name == dtype
+        return kinds.of_kind(to_array(values) if same else array(values, dtype=dtype), numpy)
 
 
 class _Pickler(pickle.Pickler):
@@ -49,7 +51,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value):
         if isinstance(value, NDArray):
-            return _restore, (value.asnumpy(), dtype_name(value.dtype), value.context)
+            dtype = dtype_name(value.dtype)
+            return _restore, (value.asnumpy(), dtype, value.context, kinds.is_numpy(value))
         return NotImplemented
 
 

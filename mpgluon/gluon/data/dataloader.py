@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
+from ..._core import is_np_array, is_np_shape
+from ..._internal import kinds
 from ..._internal.hints import OptionsChecked
 from ...base import MXNetAssertionError, MXNetError, MXNetTypeError, MXNetValueError
 from ...context import cpu, cpu_pinned, current_context
+from ...util import set_np
 from ..utils import brief
 from . import sampler as _sampler
 from ._streams import END, SharedStream, Stream, batches as _stream_batches
@@ -59,7 +62,7 @@ def _gather(data, convert):
         return [_gather(part, convert) for part in zip(*data)]
     try:
         if isinstance(first, nd.NDArray):
-            return nd.stack(*data)
+            return kinds.of_mode(nd.stack(*data))
         values = np.asarray(data)
     except (ValueError, MXNetError):
         shapes = list(dict.fromkeys(np.shape(sample) for sample in data))
@@ -78,11 +81,11 @@ def _gather(data, convert):
 
 
 def to_array(values: np.ndarray[Any, Any]) -> nd.NDArray:
-    """Converts a NumPy array without other references to an NDArray. Reuses its memory if
+    """Converts a NumPy array without other references to an array. Reuses its memory if
     possible."""
     if current_context() == _HOST and values.dtype in _SHARED and values.flags.carray:
-        return nd.from_dlpack(values)
-    return nd.array(values, dtype=values.dtype)
+        return kinds.of_mode(nd.from_dlpack(values))
+    return kinds.of_mode(nd.array(values, dtype=values.dtype))
 
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
@@ -134,7 +137,12 @@ class _ThreadPool:
     def __init__(self, num_workers, dataset, batchify):
         from concurrent.futures import ThreadPoolExecutor
 
-        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="mpgluon-data")
+        self._executor = ThreadPoolExecutor(
+            num_workers,
+            thread_name_prefix="mpgluon-data",
+            initializer=set_np,  # the loader's switches
+            initargs=(is_np_shape(), is_np_array()),
+        )
         self._dataset = dataset
         self._batchify = batchify
         self.closed = False

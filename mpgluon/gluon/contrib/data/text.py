@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .... import ndarray as nd
+from ...._internal import kinds
 from ...._internal.files import check_expansion
 from ....base import MXNetError, data_dir
 from ..._archives import UNREADABLE
@@ -68,8 +69,10 @@ class _WikiText(Dataset):
                 f"{name}: {path} has only {len(indices)} tokens, but seq_len is {seq_len}"
             )
         size = rows * seq_len
-        self._data = nd.array(indices[:size].reshape((rows, seq_len)), dtype="int32")
-        self._label = nd.array(indices[1 : size + 1].reshape((rows, seq_len)), dtype="int32")
+        self._data, self._label = (
+            kinds.of_mode(nd.array(part.reshape((rows, seq_len)), dtype="int32"))
+            for part in (indices[:size], indices[1 : size + 1])
+        )
 
     def _text(self, name):
         """Returns the text of a file, which may still be in the archive, and the path it was read

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import image, ndarray as nd, recordio
+from ...._internal import kinds
 from ...._internal.files import check_expansion
 from ....base import MXNetError, MXNetValueError, data_dir
 from ....image._lists import entry_of, read_list
@@ -45,7 +46,7 @@ class _ImagesInFiles(Dataset):
         self._root = os.path.expanduser(root)
         self._transform = transform
         images, self._label = self._read()
-        self._data = nd.array(images, dtype="uint8")
+        self._data = kinds.of_mode(nd.array(images, dtype="uint8"))
 
     def _read(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Returns a uint8 array of the images and an int32 array of the labels."""
