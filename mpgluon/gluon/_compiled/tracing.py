@@ -75,7 +75,7 @@ class Discovery(_Parameters, graph_breaks.Tracer):
     def _parameter(self, param, ctx):
         array = self.used.get((param, ctx))
         if array is None:
-            array = self.trace.new_input(param.shape, param.dtype, ctx, param.numpy)
+            array = self.trace.new_input(param.shape, param.dtype, ctx, param.is_numpy)
             self.used[param, ctx] = array
         if self.taps is not None and has_row_gradient(param):
             return self.taps.weight(param, ctx, array)

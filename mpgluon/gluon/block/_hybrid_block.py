@@ -364,7 +364,7 @@ class HybridBlock(Block, Compilable):
         if not isinstance(error, MXNetTypeError) or getattr(error, "block_path", None) is not None:
             return
         numpy = holds(args, _core.ndarray)
-        if all(param.numpy == numpy for param in self._reg_params.values()):
+        if all(param.is_numpy == numpy for param in self._reg_params.values()):
             return
         kinds = ("mx.nd", "mx.np") if numpy else ("mx.np", "mx.nd")
         raise MXNetTypeError(

@@ -32,10 +32,10 @@ class Fillable:
                 for array in self.arrays.values()
             ]
             return found, lambda: None
-        self.numpy = self.numpy or _core.is_np_array()
+        self.is_numpy = self.is_numpy or _core.is_np_array()
         devices = self.list_ctx() if self.deferred_init else self._devices(ctx)
         arrays = {
-            device: kinds.of_kind(nd.empty(self.shape, ctx=device, dtype=self.dtype), self.numpy)
+            device: kinds.of_kind(nd.empty(self.shape, ctx=device, dtype=self.dtype), self.is_numpy)
             for device in devices
         }
         return list(arrays.values()), lambda: self._hold_data(arrays, self.grad_req)

@@ -104,7 +104,7 @@ class Parameter(MXNetNames):
     or None), `deferred_init` (the arguments of a pending initialization, or empty), `placed` (the
     devices to which the network's placement assigns the parameter, or None), `floating`,
     `replaced`, `owner`, `left`, `family` (the split parameter that this parameter is a part of),
-    `numpy` (True if the arrays are of ``mx.np``).
+    `is_numpy` (True if the arrays are of ``mx.np``).
 
     Examples
     --------
@@ -118,7 +118,7 @@ class Parameter(MXNetNames):
 
     family: Any = None
     placed: list[Context] | None = None
-    numpy = False
+    is_numpy = False
 
     def __init__(
         self,
@@ -584,7 +584,7 @@ class Parameter(MXNetNames):
             )
         waiting = init, contexts, default_init, None, _reserve_random_calls()
         former = self.arrays, self.gradients, self.deferred_init
-        self._hold(arrays=None, gradients=None, deferred_init=waiting, numpy=_core.is_np_array())
+        self._hold(arrays=None, gradients=None, deferred_init=waiting, is_numpy=_core.is_np_array())
         if not shape_is_known(self._shape):
             return
         try:
@@ -607,14 +607,14 @@ class Parameter(MXNetNames):
             )
         # During the forward pass of one replica, its device may wait for the next replica's device.
         # The initial values are therefore computed on a side context, which does not wait.
-        self.numpy = self.numpy or _core.is_np_array()
+        self.is_numpy = self.is_numpy or _core.is_np_array()
         many = len(contexts) > 1 and autograd.is_training()
         place = side_context(contexts[0]) if many else contexts[0]
         waits = place != contexts[0]
         with autograd.pause():
             if value is None:
                 value = nd.zeros(self._shape, ctx=place, dtype=self.dtype)
-                value = kinds.of_kind(value, self.numpy)
+                value = kinds.of_kind(value, self.is_numpy)
                 with place if waits else current_context(), random.calls_at(key):
                     initializer.create(default_init)(
                         initializer.InitDesc(self.name, {"__init__": init}), value
@@ -628,7 +628,7 @@ class Parameter(MXNetNames):
     def _take(self, value, contexts, own=True, contents=()):
         """Replaces the arrays by copies of `value`. With `own`, `value` itself becomes the copy on
         its device. `contents` maps devices to gradients; missing gradients are zero."""
-        value = kinds.of_kind(value, self.numpy)
+        value = kinds.of_kind(value, self.is_numpy)
         data = {c: value if own and c == value.context else value.copyto(c) for c in contexts}
         if not own:
             data = {ctx: array.astype(self.dtype, copy=False) for ctx, array in data.items()}
@@ -643,7 +643,7 @@ class Parameter(MXNetNames):
         maps devices to gradients; missing gradients are zero. Also sets the attributes `values`."""
         grad, contents = None, dict(contents)
         self._unbind()  # compiled programs must release the old arrays
-        if self.numpy and (self.grad_stype, self.stype) != ("default", "default"):
+        if self.is_numpy and (self.grad_stype, self.stype) != ("default", "default"):
             raise NotSupportedError(
                 f"Parameter '{self.name}': row_sparse storage and gradients (sparse_grad=True) "
                 "need arrays of mx.nd; switch mx.np off with npx.reset_np(), or use dense ones"
@@ -719,7 +719,7 @@ class Parameter(MXNetNames):
             self.cast(data.dtype)
         if self.arrays is not None:
             return self._copies(data)
-        self.numpy = self.numpy or _core.is_np_array()
+        self.is_numpy = self.is_numpy or _core.is_np_array()
         self._init_impl(data, self.list_ctx() if self.deferred_init else self._devices(ctx))
         return []
 
