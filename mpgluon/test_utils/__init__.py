@@ -5,8 +5,10 @@ sets in local files.
 """
 
 from .._internal.hints import near_names as _near_names
-from . import _arrays, _comparison, _environment, _files, _generators, _symbols, _training
+from ..util import use_np as use_np
+from . import _arrays, _blocks, _comparison, _environment, _files, _generators, _symbols, _training
 from ._arrays import *
+from ._blocks import *
 from ._comparison import *
 from ._environment import *
 from ._files import *
@@ -16,6 +18,7 @@ from ._training import *
 
 __all__ = [
     *_arrays.__all__,
+    *_blocks.__all__,
     *_comparison.__all__,
     *_environment.__all__,
     *_files.__all__,
@@ -27,7 +30,6 @@ __all__ = [
 # Helpers of MXNet that its own tests of operators do not need
 _near_names(
     __name__,
-    check_gluon_hybridize_consistency="assert_almost_equal on both results",
     check_speed="time.perf_counter, and nd.waitall() before each reading",
     chi_square_check="verify_generator",
     collapse_sum_like="numpy.sum",

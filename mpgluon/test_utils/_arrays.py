@@ -77,7 +77,8 @@ def rand_ndarray(
 ) -> NDArray:
     """Returns a random array, uniform in [-1, 1) and drawn by numpy.random.
 
-    If `stype` is not "default", it is an array of `rand_sparse_ndarray`.
+    It is an array of ``mx.nd``, even in np mode. If `stype` is not "default", it is an array of
+    `rand_sparse_ndarray`.
     """
     if stype != "default":
         return rand_sparse_ndarray(

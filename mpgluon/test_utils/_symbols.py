@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import autograd, bfloat16, ndarray as nd, symbol
+from .._internal import kinds
 from ..symbol import Symbol
 from ._arrays import rand_ndarray
 from ._comparison import assert_almost_equal, default_numeric_eps, get_tolerance, get_tols
@@ -257,8 +258,8 @@ def check_numeric_gradient(
     Parameters
     ----------
     sym : Symbol
-        A symbol with one output, or a function of NDArrays, such as a Block, that returns an
-        NDArray or a list of them.
+        A symbol with one output, or a function of arrays, such as a Block, that returns an array
+        or a list of them. In np mode, it gets arrays of ``mx.np``.
     location : list of arrays, or dict by name
         The point at which gradients are computed.
     aux_states : list of arrays, or dict by name, optional
@@ -319,6 +320,9 @@ def _check_function(function, location, eps, rtol, atol, chosen, train_mode, ctx
     weights: list[Any] = []
     points = [_numpy(value).astype(np.float64) for value in location]
 
+    def array_of(values):
+        return kinds.of_mode(nd.array(values, ctx=ctx, dtype=dtype))
+
     def outputs_of(arrays):
         outputs = function(*arrays)
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
@@ -328,7 +332,7 @@ def _check_function(function, location, eps, rtol, atol, chosen, train_mode, ctx
 
     def value(*inputs):
         with autograd.pause(train_mode=train_mode):
-            outputs = outputs_of([nd.array(array, ctx=ctx, dtype=dtype) for array in inputs])
+            outputs = outputs_of([array_of(array) for array in inputs])
         return np.concatenate(
             [
                 (output.asnumpy().astype(np.float64) * weight).ravel()
@@ -336,7 +340,7 @@ def _check_function(function, location, eps, rtol, atol, chosen, train_mode, ctx
             ]
         )
 
-    arrays = [nd.array(array, ctx=ctx, dtype=dtype) for array in points]
+    arrays = [array_of(array) for array in points]
     for array in arrays:
         array.attach_grad()
     with autograd.record():

@@ -285,3 +285,47 @@ def test_clip_global_norm_scales_numpy_arrays():
         return [*arrays, other]
 
     both(clip)
+
+
+def test_test_utils_accept_numpy_arrays():
+    from mpgluon import test_utils
+
+    npx.set_np()
+    x = array(DATA, True)
+    assert test_utils.same(x, DATA) and test_utils.same_array(x, x.as_nd_ndarray())
+    assert test_utils.almost_equal(x, x + 1e-9)
+    test_utils.assert_almost_equal(x, DATA)
+    with pytest.raises(AssertionError):
+        test_utils.assert_almost_equal(x, x + 1)
+    kinds = set()
+
+    def function(a, b):
+        kinds.update((type(a), type(b)))
+        return [nd.tanh(a) * b, (a * b).sum()]
+
+    test_utils.check_numeric_gradient(function, [DATA, DATA[::-1].copy()])
+    assert kinds == {mx.np.ndarray}
+
+
+def test_hybridized_results_are_compared_with_eager_ones():
+    class Net(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.weight = self.params.get("weight", shape=(3,))
+
+        def hybrid_forward(self, F, x, weight):
+            assert type(x) is mx.np.ndarray
+            return x * weight if hybridized is None else x * hybridized(x)
+
+    hybridized = None
+    inputs = [array(DATA, True)]
+    mx.test_utils.check_gluon_hybridize_consistency(Net, inputs)
+    hybridized = lambda x: 2.0 if x._in_trace else 1.0
+    with pytest.raises(AssertionError, match="hybridized"):
+        mx.test_utils.check_gluon_hybridize_consistency(Net, inputs)
+    hybridized = lambda x: 2.0
+    check = mx.test_utils.check_gluon_hybridize_consistency
+    check(Net, inputs, numpy_func=lambda x: 2 * x, test_grad=False)
+    with pytest.raises(AssertionError, match="numpy_func"):
+        check(Net, inputs, numpy_func=lambda x: 3 * x)
