@@ -114,13 +114,16 @@ class HostSteps:
             {
                 "code": name,
                 "number": len(self.steps),
-                "outputs": "".join(f"{dtype}{shape}" for shape, dtype, _ in step.outputs),
+                "outputs": "".join(f"{dtype}{shape}" for shape, dtype, *_ in step.outputs),
             },
         )
         self.steps.append(step)
         with _core.Scope((_core.set_group, None)):
             results = call.run([a.as_in_context(home) for a in inputs])
-            return [a.as_in_context(ctx) for a, (_, _, ctx) in zip(results, step.outputs)]
+            return [
+                kinds.of_kind(a.as_in_context(ctx), numpy)
+                for a, (*_, ctx, numpy) in zip(results, step.outputs)
+            ]
 
     def dynamic(self, name: str, run: Any, inputs: Sequence[NDArray]) -> list[NDArray]:
         """Adds a step whose result shapes are known from the first trace."""
