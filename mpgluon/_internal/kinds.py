@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core import NDArray, is_np_array, ndarray
+from .._core import NDArray, Scope, is_np_array, ndarray, set_np_array
 
 
 def is_numpy(array: object) -> bool:
@@ -43,3 +43,8 @@ def nested_of_mode(values: Any) -> Any:
 def plain(array: NDArray) -> NDArray:
     """Returns an array as one of ``mx.nd``, for code that mixes it with new arrays."""
     return array.as_nd_ndarray() if isinstance(array, ndarray) else array
+
+
+def scope(numpy: bool) -> Scope:
+    """Returns a scope in which new arrays are of ``mx.np``, or of ``mx.nd`` if not `numpy`."""
+    return Scope((set_np_array, numpy))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import ndarray as nd
-from ..._internal import domain
+from ..._internal import domain, make
 from ..._internal.hints import near, options_of, unknown_option
 from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
@@ -82,8 +81,8 @@ def cache_arrays(
     first = []
     rows = -(-(window + _BLOCK + chunk) // 64) * 64
     if window and rows < length:
-        length, first = rows, [nd.zeros((batch,), ctx=ctx, dtype="int32")]
-    return [nd.zeros((batch, length, *sizes), ctx=ctx, dtype=dtype) for _ in range(2)] + first
+        length, first = rows, [make.zeros((batch,), ctx=ctx, dtype="int32")]
+    return [make.zeros((batch, length, *sizes), ctx=ctx, dtype=dtype) for _ in range(2)] + first
 
 
 def home_of_keys(

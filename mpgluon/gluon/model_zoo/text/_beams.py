@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .... import ndarray as nd
+from ...._internal import make
 from ....base import MXNetValueError
 from ._cache import rounded_length
 from ._lanes import keys_of, read_prompts, tails
@@ -52,11 +53,11 @@ def beam_search(
 
     def given(position):
         """Returns the history and the keys of the draws on the device of the tokens."""
-        known = None if history is None else nd.array(history, ctx=read.ctx, dtype="int32")
+        known = None if history is None else make.array(history, ctx=read.ctx, dtype="int32")
         at = np.full(batch, position, "int64")
         return known, None if seeds is None else keys_of(seeds, at, read.ctx)
 
-    found = step.best(nd, scores, nd.zeros((batch, 1), ctx=scores.context), *given(0), 1)
+    found = step.best(nd, scores, make.zeros((batch, 1), ctx=scores.context), *given(0), 1)
     if history is not None:
         history = np.repeat(history, beams, 0)
     base = np.arange(batch)[:, None] * beams
@@ -95,10 +96,10 @@ def _history(sequences, more):
 def _run(step, read, tokens, lengths, totals, order, history, keys):
     ctx = read.ctx
     values, indices, *moved = step(
-        nd.array(tokens.reshape(-1), ctx=ctx, dtype="int32"),
-        nd.array(lengths, ctx=ctx, dtype="int32"),
-        nd.array(totals.reshape(-1, 1), ctx=ctx, dtype="float32"),
-        nd.array(order.reshape(-1), ctx=ctx, dtype="int32"),
+        make.array(tokens.reshape(-1), ctx=ctx, dtype="int32"),
+        make.array(lengths, ctx=ctx, dtype="int32"),
+        make.array(totals.reshape(-1, 1), ctx=ctx, dtype="float32"),
+        make.array(order.reshape(-1), ctx=ctx, dtype="int32"),
         history,
         keys,
         read.cache.arrays,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import ndarray as nd
+from ...._internal import make
 from ....base import MXNetValueError
 from ._decoder import home_of
 
@@ -89,11 +90,11 @@ class Cache:
             places = np.minimum(np.arange(size) + (now - first)[:, None], size - 1)
             places += np.arange(len(first))[:, None] * size
             for keys, values, starts in parts:
-                index = nd.array(places.reshape(-1), ctx=keys.context, dtype="int32")
+                index = make.array(places.reshape(-1), ctx=keys.context, dtype="int32")
                 for array in (keys, values):
                     flat = array.reshape((-1, array.shape[2] * array.shape[3]))
                     array[:] = nd.take(flat, index).reshape(array.shape)
-                starts[:] = nd.array(now, ctx=starts.context, dtype="int32")
+                starts[:] = make.array(now, ctx=starts.context, dtype="int32")
             first[:] = now
 
 

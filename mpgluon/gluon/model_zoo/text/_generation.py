@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import autograd, ndarray as nd
-from ...._internal import domain
+from ...._core import Scope
+from ...._internal import domain, kinds
 from ...._internal.hints import unknown_option_of
 from ....base import MXNetTypeError, MXNetValueError
 from ._beams import beam_search
@@ -208,7 +209,7 @@ def generate(
         scores = [0.0] * len(prompts)
         found: list[list[int]] = [[] for _ in prompts]
         if max_new:
-            with autograd.pause(train_mode=False):
+            with _inference(net):
                 found, scores = beam_search(
                     net,
                     prompts,
@@ -235,6 +236,12 @@ def generate(
         if stream:
             stream(index, new)
     return finish.requests(requests)
+
+
+def _inference(net):
+    """Returns a scope for inference with new arrays of the kind of the network's parameters."""
+    numpy = any(param.is_numpy for param in net.collect_params().values())
+    return Scope(autograd.pause(train_mode=False), kinds.scope(numpy))
 
 
 class _Finish:
@@ -438,13 +445,15 @@ def _run(net, requests, seeds, options, draft, draft_tokens, groups):
                 lanes.append((begin, DraftLane(*given, None, int(draft))))
             begin += size
 
+    inference = _inference(net)
+
     def steps():
         # While the generator is suspended, the caller's modes of autograd apply.
-        with autograd.pause(train_mode=False):
+        with inference:
             start()
         while lanes:
             for begin, lane in list(lanes):
-                with autograd.pause(train_mode=False):
+                with inference:
                     found = lane.take()
                 for i, (request, new) in enumerate(zip(lane.requests, found)):
                     for token in new:
@@ -452,7 +461,7 @@ def _run(net, requests, seeds, options, draft, draft_tokens, groups):
                             for one in request.add(token):
                                 yield begin + i, one
                 if any(request.open for request in lane.requests):
-                    with autograd.pause(train_mode=False):
+                    with inference:
                         lane.advance()
                 else:
                     lanes.remove((begin, lane))

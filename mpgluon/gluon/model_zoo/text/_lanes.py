@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import ndarray as nd
+from ...._internal import make
 from ._cache import Cache, device_of_tokens
 from ._sources import Sources
 from ._steps import Prompt, Step, Verify, programs_of
@@ -54,9 +55,9 @@ class Prompts:
             size = next(size for size in CHUNKS if size <= len(prompt) - at)
             cache.make_room(np.array([at]), size)
             scores = program(
-                nd.array(prompt[None, at : at + size], ctx=self.ctx, dtype="int32"),
-                nd.array([at], ctx=self.ctx, dtype="int32"),
-                nd.array([size - 1], ctx=self.ctx, dtype="int32"),
+                make.array(prompt[None, at : at + size], ctx=self.ctx, dtype="int32"),
+                make.array([at], ctx=self.ctx, dtype="int32"),
+                make.array([size - 1], ctx=self.ctx, dtype="int32"),
                 cache.arrays,
             )
             at += size
@@ -75,7 +76,7 @@ def read_prompts(
 
 def keys_of(seeds: Sequence[int], positions: np.ndarray, ctx: Any) -> NDArray:
     """Returns the keys (rows, 2) of the draws with seeds at positions."""
-    return nd.array(np.stack([np.array(seeds, "int64"), positions], 1), ctx=ctx, dtype="int64")
+    return make.array(np.stack([np.array(seeds, "int64"), positions], 1), ctx=ctx, dtype="int64")
 
 
 class Lane:
@@ -101,18 +102,18 @@ class Lane:
         scores = nd.concat(*read.scores, dim=0)
         self.cache, ctx = read.cache, scores.context
         self.lengths = np.array([len(tokens) for tokens in read.tokens])
-        self.rows = nd.array(self.lengths, ctx=read.ctx, dtype="int32")
+        self.rows = make.array(self.lengths, ctx=read.ctx, dtype="int32")
         zeros = np.zeros(len(requests), "int64")
         history = None
         if self.step.penalizes:
             width = 64
             while width < self.lengths.max() + most:
                 width *= 2
-            history = nd.array(tails(read.tokens, width), ctx=ctx, dtype="int32")
+            history = make.array(tails(read.tokens, width), ctx=ctx, dtype="int32")
         self.drawn = self.step.draw(nd, scores, keys_of(seeds, zeros, ctx), history)
         self.keys = keys_of(seeds, zeros + 1, ctx)
         if history is not None:
-            history = nd.concat(history[:, 1:], self.drawn.expand_dims(1), dim=1)
+            history = nd.concat(history[:, 1:], nd.expand_dims(self.drawn, axis=1), dim=1)
         self.history = history
         self.queue = [self.drawn]
 
@@ -136,7 +137,7 @@ class Lane:
             return [[] for _ in self.requests]
         tokens = self.queue.pop(0).asnumpy()
         if not self.lag:
-            self.drawn = nd.array(tokens, ctx=self.rows.context, dtype="int32")
+            self.drawn = make.array(tokens, ctx=self.rows.context, dtype="int32")
         return [[int(token)] for token in tokens]
 
 
@@ -187,7 +188,7 @@ class DraftLane:
         tails_of = [
             [*tokens, *draft[:i]] for tokens, draft in zip(self.tokens, drafts) for i in range(rows)
         ]
-        return nd.array(tails(tails_of, self.width), ctx=self.ctx, dtype="int32")
+        return make.array(tails(tails_of, self.width), ctx=self.ctx, dtype="int32")
 
     def advance(self) -> None:
         """Queues a draft, and its check."""
@@ -201,15 +202,15 @@ class DraftLane:
         rows = drafts.shape[1] + 1
         self.cache.make_room(self.lengths, rows)
         if isinstance(drafts, np.ndarray):
-            known, drafts = drafts, nd.array(drafts, ctx=self.ctx, dtype="int32")
+            known, drafts = drafts, make.array(drafts, ctx=self.ctx, dtype="int32")
         else:
             known = drafts.asnumpy() if self.verify.penalizes else None
-        first = nd.array(last[:, None], ctx=self.ctx, dtype="int32")
+        first = make.array(last[:, None], ctx=self.ctx, dtype="int32")
         seeds = np.repeat(self.seeds, rows)
         positions = (self.positions[:, None] + np.arange(rows)).reshape(-1)
         drawn = self.verify(
             nd.concat(first, drafts, dim=1) if rows > 1 else first,
-            nd.array(self.lengths, ctx=self.ctx, dtype="int32"),
+            make.array(self.lengths, ctx=self.ctx, dtype="int32"),
             keys_of(seeds, positions, self.ctx),
             self._history(known if known is None else known.tolist(), rows),
             self.cache.arrays,
@@ -220,12 +221,12 @@ class DraftLane:
         """Draws `count` tokens of each request with the smaller network."""
         step, read = self.drafter
         read.cache.make_room(self.lengths, self.count + 1)
-        token = nd.array(last, ctx=read.ctx, dtype="int32")
-        rows = nd.array(self.lengths, ctx=read.ctx, dtype="int32")
+        token = make.array(last, ctx=read.ctx, dtype="int32")
+        rows = make.array(self.lengths, ctx=read.ctx, dtype="int32")
         keys = keys_of(self.seeds, self.positions, read.ctx)
         history, found = None, []
         if step.penalizes:
-            history = nd.array(tails(self.tokens, self.width), ctx=read.ctx, dtype="int32")
+            history = make.array(tails(self.tokens, self.width), ctx=read.ctx, dtype="int32")
         # The last step adds the last token of the draft to the cache.
         for _ in range(self.count + 1):
             token, rows, keys, *rest = step(token, rows, keys, history, read.cache.arrays)

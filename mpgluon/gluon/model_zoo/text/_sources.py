@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .... import ndarray as nd
+from ...._internal import make
 from ._cache import Cache, device_of_tokens, rounded_length
 from ._steps import Encode, Prompt, programs_of
 
@@ -37,11 +37,11 @@ class Sources:
         self.ctx = device_of_tokens(net, arrays)
         self.tokens = [np.array([net.start_token], "int32")] * count
         for layer in arrays:
-            layer[4][:] = nd.array(lengths, ctx=layer[4].context, dtype="int32")
+            layer[4][:] = make.array(lengths, ctx=layer[4].context, dtype="int32")
         for i, prompt in enumerate(prompts):
             self._encode(i, prompt, arrays)
-        zeros = nd.zeros((copies * count,), ctx=self.ctx, dtype="int32")
-        first = nd.full((copies * count, 1), net.start_token, ctx=self.ctx, dtype="int32")
+        zeros = make.zeros((copies * count,), ctx=self.ctx, dtype="int32")
+        first = make.full((copies * count, 1), net.start_token, ctx=self.ctx, dtype="int32")
         scores = programs_of(net, Prompt)(first, zeros, zeros, arrays)
         self.scores = [scores[i : i + 1] for i in range(0, copies * count, copies)]
 
@@ -51,7 +51,7 @@ class Sources:
         tokens, mask = np.zeros((1, size), "int32"), np.zeros((1, size), "float32")
         tokens[0, : len(prompt)], mask[0, : len(prompt)] = prompt, 1
         found = programs_of(self.net, Encode)(
-            nd.array(tokens, ctx=self.ctx, dtype="int32"), nd.array(mask, ctx=self.ctx)
+            make.array(tokens, ctx=self.ctx, dtype="int32"), make.array(mask, ctx=self.ctx)
         )
         for layer, keys, values in zip(arrays, found[::2], found[1::2]):
             layer[2][i : i + 1, :size] = keys

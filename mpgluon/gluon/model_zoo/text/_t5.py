@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import initializer, ndarray as nd
+from ...._internal import make
 from ....base import MXNetTypeError, MXNetValueError
 from ..._huggingface.entries import Drop, Entry, Rename
 from ...block import HybridBlock
@@ -78,7 +79,7 @@ class RelativeBias(HybridBlock):
         """Returns the bias (length, heads) for the distances 0, 1, ... to earlier keys. During
         generation, a lookup in it replaces the computation of buckets in each step."""
         ctx = self.buckets.weight.list_ctx()[0]
-        return self._of(nd, nd.arange(length, ctx=ctx, dtype="float32"))
+        return self._of(nd, make.arange(length, ctx=ctx, dtype="float32"))
 
 
 def _bucket_ends(buckets, most):
@@ -548,7 +549,7 @@ class T5(TextNetwork):
             own = layer.attention.make_cache(batch, length)
             ctx, dtype = own[0].context, own[0].dtype
             memory = layer.memory.make_cache(batch // shared, memory_length)
-            known = nd.zeros((batch // shared,), ctx=ctx, dtype="int32")
+            known = make.zeros((batch // shared,), ctx=ctx, dtype="int32")
             found.append([*own, *memory, known, bias.as_in_context(ctx).astype(dtype)])
         return found
 
