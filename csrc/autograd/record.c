@@ -168,21 +168,6 @@ static __attribute__((noinline, cold)) mpg_status fail_kinds(const mpg_op *op,
                   numpy ? "mx.np" : "mx.nd", numpy ? "as_np_ndarray" : "as_nd_ndarray");
 }
 
-/* Replaces *op by the op in the dialect of its inputs. */
-static inline mpg_status choose_dialect(const mpg_op **op, mpg_array *const *inputs,
-                                        int num_inputs) {
-  if (num_inputs == 0) return MPG_OK;
-  unsigned any = 0, all = 1;
-  for (int i = 0; i < num_inputs; i++) {
-    any |= inputs[i]->numpy;
-    all &= inputs[i]->numpy;
-  }
-  if (__builtin_expect(any == 0 && !mpg_op_is_numpy(*op), 1)) return MPG_OK;
-  if (!all) return fail_kinds(*op, inputs, num_inputs);
-  *op = (*op)->numpy;
-  return MPG_OK;
-}
-
 /* Casts the inputs of an op that promotes dtypes, and calls it. */
 static mpg_status call_promoted(mpg_trace *trace, const mpg_op *op, const void *params,
                                 mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
@@ -285,20 +270,41 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
   return run_and_record(&call, inputs, outputs, num_visible, out, now->recording);
 }
 
+/* Calls an op on arrays of mx.np. */
+static __attribute__((noinline)) mpg_status call_numpy(const mpg_op *op, const void *params,
+                                                       mpg_array *const *inputs, int num_inputs,
+                                                       mpg_array *outputs, int num_visible,
+                                                       mpg_array *const *out, bool separate) {
+  bool all = true;
+  for (int i = 0; i < num_inputs; i++) all &= inputs[i]->numpy;
+  if (!all) return fail_kinds(op, inputs, num_inputs);
+  op = op->numpy;
+  mpg_trace *trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
+  if (op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES) && num_inputs > 0) {
+    mpg_dtype first = mpg_array_desc(inputs[0])->dtype,
+              last = mpg_array_desc(inputs[num_inputs - 1])->dtype;
+    if (first != last || !mpg_dtype_is_float(first)) {
+      mpg_dtype dtype = mpg_promotion_target(op, first, last);
+      op = mpg_op_get(mpg_promoted_op(op, dtype))->numpy;
+      if (dtype != first || dtype != last)
+        return call_promoted(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
+                             separate, dtype);
+    }
+  }
+  if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
+    return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
+                              separate);
+  return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+}
+
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate) {
-  MPG_TRY(choose_dialect(&op, inputs, num_inputs));
+  bool numpy = mpg_op_is_numpy(op);
+  for (int i = 0; i < num_inputs; i++) numpy |= inputs[i]->numpy;
+  if (__builtin_expect(numpy, 0))
+    return call_numpy(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   mpg_trace *trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
-  if (__builtin_expect(mpg_op_promotes(op), 0) && num_inputs > 0) {
-    mpg_dtype first = mpg_array_desc(inputs[0])->dtype,
-              last = mpg_array_desc(inputs[num_inputs - 1])->dtype,
-              dtype = mpg_promotion_target(op, first, last);
-    op = mpg_op_get(mpg_promoted_op(op, dtype))->numpy;
-    if (dtype != first || dtype != last)
-      return call_promoted(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
-                           separate, dtype);
-  }
   if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);

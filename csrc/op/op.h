@@ -302,6 +302,9 @@ typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given);
 
 struct mpg_op {
   mpg_op_id id;
+  /* The op's NumPy descriptor, with the same id. Its inference follows NumPy: results without
+   * dimensions instead of (1,), promotion of dtypes, bool results of comparisons. */
+  const mpg_op *numpy;
   const char *name;    /* MXNet's canonical name */
   const char *aliases; /* other names, space-separated; "" for none */
   /* Input names in order, such as "data, weight, bias"; "" if the op has no inputs.
@@ -331,9 +334,6 @@ struct mpg_op {
   mpg_batching_fn batching;
   const char *doc;
   const mpg_extension *extension; /* NULL for a row of ops.def */
-  /* The op's NumPy descriptor, with the same id. Its inference follows NumPy: results without
-   * dimensions instead of (1,), promotion of dtypes, bool results of comparisons. */
-  const mpg_op *numpy;
 };
 
 /* Returns the op in MXNet's or in NumPy's dialect. */

@@ -104,7 +104,9 @@ def test_names_in_dir_exist():
     assert printed.split() == ["collectives", "schedules"]
 
 
-@pytest.mark.parametrize("name", [*"executor_manager log misc monitor numpy_dispatch_protocol rnn".split()])
+@pytest.mark.parametrize(
+    "name", [*"executor_manager log misc monitor numpy_dispatch_protocol rnn".split()]
+)
 def test_legacy_modules_are_imported_under_their_own_names(name):
     module = importlib.import_module(f"mpgluon.{name}")
     assert getattr(mx, name) is module and module.__name__ == f"mpgluon.{name}"
