@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import TYPE_CHECKING
 
@@ -155,6 +156,20 @@ def _device(self) -> Context:
 def _to_device(self, device: Context) -> ndarray:
     """Returns the array on the device, as `as_in_ctx` does."""
     return self.as_in_ctx(device)
+
+
+# --- Operators ------------------------------------------------------------------------------------
+def floor_divide(a: Any, b: Any) -> ndarray:
+    """Returns ``a // b`` for two operands, of which one is an array and the other an array or a
+    number. The quotient of integers is exact."""
+    if isinstance(a, ndarray) and a.dtype == bool:
+        a = a.astype("int8")
+    difference = a - a % b
+    if "float" in _core.dtype_name(difference.dtype):
+        return importlib.import_module("mpgluon.numpy").rint(difference / b)
+    # mx.np divides integers as float32, but mx.nd divides them exactly.
+    divisor = b.astype(difference.dtype).as_nd_ndarray() if isinstance(b, ndarray) else int(b)
+    return (difference.as_nd_ndarray() / divisor).as_np_ndarray()
 
 
 def add_methods() -> None:

@@ -146,6 +146,26 @@ def test_floats_have_no_bits():
             act()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64", "float16", "float64"])
+def test_floor_division_and_remainder_match_numpy(dtype):
+    a = np.array([7, 100, 0, 5, 120], dtype)
+    b = np.array([2, 7, 3, 5, 11], dtype)
+    pairs = [(a, b), (a, 3), (100, b), (a[0], b), (a[:, None], b)]
+    if dtype != "uint8":
+        pairs += [(-a, b), (a, -b), (-a, -3), (-7, b)]
+    for p, q in pairs:
+        given = [array(v) if isinstance(v, np.ndarray) else v for v in (p, q)]
+        if isinstance(p, np.generic):
+            given[0] = array(p)
+        for result, expected in zip(
+            (given[0] // given[1], *divmod(*given)), (p // q, *divmod(p, q))
+        ):
+            assert result.dtype == np.dtype(dtype)
+            assert np.array_equal(result.asnumpy(), expected), (p, q)
+    x = array(np.array([2**60 + 1], "int64"))
+    assert (x // array(np.array([1], "int64"))).item() == 2**60 + 1
+
+
 def test_operands_of_numpy_are_converted():
     x = array(np.array([1, 2], "float32"))
     for result in (x + np.ones(2), np.float64(1) + x, x * np.array(2.0), 3 - x):

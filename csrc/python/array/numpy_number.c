@@ -3,9 +3,9 @@
  */
 #include "python/core.h"
 
-/* Calls a function of mpgluon.numpy. */
-static PyObject *call_numpy(const char *name, PyObject *a, PyObject *b) {
-  PyObject *module = PyImport_ImportModule("mpgluon.numpy"),
+static PyObject *call_function(const char *module_name, const char *name, PyObject *a,
+                               PyObject *b) {
+  PyObject *module = PyImport_ImportModule(module_name),
            *result = module ? PyObject_CallMethod(module, name, "OO", a, b) : NULL;
   Py_XDECREF(module);
   return result;
@@ -15,7 +15,7 @@ static bool is_operand(PyObject *object) {
 }
 static PyObject *numpy_floor_divide(PyObject *a, PyObject *b) {
   if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
-  return call_numpy("floor_divide", a, b);
+  return call_function("mpgluon._internal.numpy_methods", "floor_divide", a, b);
 }
 static PyObject *numpy_divmod(PyObject *a, PyObject *b) {
   PyObject *quotient = numpy_floor_divide(a, b);
@@ -91,7 +91,13 @@ static PyObject *numpy_invert(PyObject *self) {
 
 static PyObject *numpy_matmul(PyObject *a, PyObject *b) {
   if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
-  return call_numpy("matmul", a, b);
+  const mpg_array *like = mpg_py_array_of(mpg_py_is_array(a) ? a : b);
+  PyObject *left = mpg_py_operand(a, like, true, "@"), *right = NULL, *result = NULL;
+  if (left != NULL) right = mpg_py_operand(b, like, true, "@");
+  if (right != NULL) result = call_function("mpgluon.numpy", "matmul", left, right);
+  Py_XDECREF(left);
+  Py_XDECREF(right);
+  return result;
 }
 
 PyType_Slot mpg_py_numpy_number_slots[] = {
