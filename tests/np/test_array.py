@@ -107,6 +107,8 @@ def test_options_of_numpy_without_effect_raise():
         lambda: x.copy(order="F"),
         lambda: x.astype("int32", casting="safe"),
         lambda: x.astype("int32", order="F"),
+        lambda: x.flatten(order="F"),
+        lambda: x.ravel(order="F"),
     ):
         with pytest.raises(NotImplementedError):
             act()
