@@ -445,4 +445,7 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
         if not isinstance(array, NDArray):
             kind = type(array).__name__
             raise _core.MXNetTypeError(f"boolean_mask: {name} must be an NDArray, got {kind}")
-    return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]
+    op = (
+        "_npi__contrib_boolean_mask" if isinstance(data, _core.ndarray) else "_contrib_boolean_mask"
+    )
+    return dynamic(_core.OpCall(op, {"axis": axis}), [data, index])[0]

@@ -207,6 +207,28 @@ def test_traced_index_arrays_match_numpy(name, dtype):
     assert np.array_equal(x.grad.asnumpy(), gradient)
 
 
+class Masked(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        y = x * 2
+        return y[y > 3] * 3
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_masks_in_blocks_are_differentiated(hybridized):
+    block = Masked()
+    block.hybridize(hybridized)
+    for shape in ((5,), (2, 3), (2, 3), (2, 3)):
+        values = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+        x = array(values)
+        x.attach_grad()
+        with autograd.record():
+            y = block(x)
+        y.backward()
+        assert type(y) is type(x.grad) is type(x)
+        assert np.array_equal(y.asnumpy(), values[values * 2 > 3] * 6)
+        assert np.array_equal(x.grad.asnumpy(), 6 * (values * 2 > 3))
+
+
 def test_traced_indices_that_need_values_raise():
     x, i = array(np.zeros((2, 3, 4), "float32")), array([0, 1], "int32")
     for function in (lambda x, i: [x[i, :, i]], lambda x, i: [x[i, i > 0]]):
