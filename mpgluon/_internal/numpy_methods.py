@@ -377,8 +377,8 @@ def _cumsum(
 
 # --- Operators ------------------------------------------------------------------------------------
 def floor_divide(a: Any, b: Any) -> ndarray:
-    """Returns ``a // b`` for two operands, of which one is an array and the other an array or a
-    number. The quotient of integers is exact."""
+    """Returns ``a // b`` for an array and another array or a number. The quotient of integers is
+    exact."""
     if isinstance(a, ndarray) and a.dtype == bool:
         a = a.astype("int8")
     difference = a - a % b
