@@ -173,6 +173,8 @@ def test_assignment_to_recorded_array_raises():
         fresh[y > 1] = 5
         with pytest.raises(mx.MXNetError, match="Inplace operations"):
             fresh[mask] = y[mask]
+        with pytest.raises(mx.MXNetError, match="Inplace operations"):
+            fresh[:, 2:2] = y[:, 2:2]
     assert (fresh.asnumpy() == 5).all()
 
 

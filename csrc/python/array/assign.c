@@ -71,11 +71,14 @@ static int refuse_recorded(PyObject *value) {
 static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const basic_key *basic,
                            PyObject *value) {
   const mpg_shape *shape = &tensor->desc.shape;
-  if (mpg_shape_size(&basic->sliced) == 0) return assign_nothing(array, value, &basic->result);
   int64_t first;
-  if (mpg_shape_equal(&basic->result, shape) && mpg_key_contiguous(basic, shape, &first))
+  bool empty = mpg_shape_size(&basic->sliced) == 0,
+       recorded = mpg_py_is_array(value) && mpg_py_tracked(mpg_py_array_of(value));
+  if (mpg_shape_equal(&basic->result, shape) && (!empty || recorded) &&
+      mpg_key_contiguous(basic, shape, &first))
     return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
+  if (empty) return assign_nothing(array, value, &basic->result);
   if (mpg_key_contiguous(basic, shape, &first)) {
     /* The value is broadcast to the shape of x[key], from which integers remove dimensions. */
     mpg_shape target = basic->result;
