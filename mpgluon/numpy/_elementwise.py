@@ -39,11 +39,11 @@ array([1., 2.])
 
 exp(x, out=None, **ufunc) -> exp
 >>> np.exp(np.array([0, 1]))
-array([1.      , 2.718282])
+array([1.       , 2.7182817])
 
 expm1(x, out=None, **ufunc) -> expm1
 >>> np.expm1(np.array([0, 1]))
-array([0.       , 1.7182819])
+array([0.       , 1.7182817])
 
 log(x, out=None, **ufunc) -> log
 >>> np.log(np.array([1, 2]))
@@ -55,7 +55,7 @@ array([0., 3.])
 
 log10(x, out=None, **ufunc) -> log10
 >>> np.log10(np.array([1, 100]))
-array([0.       , 2.0000002])
+array([0., 2.])
 
 log1p(x, out=None, **ufunc) -> log1p
 >>> np.log1p(np.array([0, 1]))
@@ -63,7 +63,7 @@ array([0.       , 0.6931472])
 
 sin(x, out=None, **ufunc) -> sin
 >>> np.sin(np.array([0, 1]))
-array([0.      , 0.841471])
+array([0.        , 0.84147096])
 
 cos(x, out=None, **ufunc) -> cos
 >>> np.cos(np.array([0, 1]))
@@ -91,7 +91,7 @@ array([0.       , 1.1752012])
 
 cosh(x, out=None, **ufunc) -> cosh
 >>> np.cosh(np.array([0, 1]))
-array([1.       , 1.5430807])
+array([1.       , 1.5430806])
 
 tanh(x, out=None, **ufunc) -> tanh
 >>> np.tanh(np.array([0, 1]))
@@ -226,7 +226,7 @@ array([ 5., 13.])
 
 arctan2(x1, x2, out=None, **ufunc) -> _arctan2
 >>> np.arctan2(np.array([1, -1]), 1)
-array([ 0.7853981, -0.7853981])
+array([ 0.7853982, -0.7853982])
 
 copysign(x1, x2, out=None, **ufunc) -> _copysign
 >>> np.copysign(np.array([1, 2]), -0.0)

@@ -202,7 +202,7 @@ def pad(x: ndarray, pad_width: Any, mode: str = "constant", **kwargs: Any) -> nd
     Examples
     --------
     >>> np.pad(np.array([1, 2]), (1, 2), constant_values=9)
-    array([9., 1., 2., 9., 9., 9.])
+    array([9., 1., 2., 9., 9.])
     """
     constant = kwargs.pop("constant_values", 0)
     if kwargs or mode not in _PADDINGS:
