@@ -48,16 +48,11 @@ An array of ones. The defaults are float32 and the current context.
 >>> np.ones((2,), dtype='int32')
 array([1, 1], dtype=int32)
 
-arange(start, stop=None, step=1, dtype=None, ctx=None, device:ctx=None) -> _arange
-Numbers from start to before stop, or from 0 to before start if stop is None, as float32.
+arange(start, stop=None, step=None, dtype=None, ctx=None, device:ctx=None) -> _arange
+Numbers from start to before stop, or from 0 to before start if stop is None, as float32. The
+step is 1 by default.
 >>> np.arange(3)
 array([0., 1., 2.])
-
-eye(N, M=None, k=0, dtype=None, ctx=None, device:ctx=None) -> _eye
-Ones on diagonal k of a matrix of N rows and M columns (None means N), and zeros elsewhere.
->>> np.eye(2)
-array([[1., 0.],
-       [0., 1.]])
 
 identity(n:N, dtype=None, ctx=None, device:ctx=None) -> _eye
 The square matrix of n rows with ones on the diagonal and zeros elsewhere.
@@ -70,7 +65,7 @@ _MADE = make("mpgluon.numpy", CREATION, {})
 globals().update(_MADE)
 
 if TYPE_CHECKING:
-    from ._named import arange, broadcast_to, expand_dims, full_like, power, stack
+    from ._named import arange, broadcast_to, expand_dims, full_like, power, stack, zeros
 else:
     from ._functions import broadcast_to, expand_dims, full_like, power, stack
 
@@ -96,6 +91,7 @@ __all__ = [
     "empty",
     "empty_like",
     "euler_gamma",
+    "eye",
     "finfo",
     "float16",
     "float32",
@@ -117,6 +113,7 @@ __all__ = [
 ]
 
 _linspace = get_op("_npi__linspace")
+_eye = get_op("_npi__eye")
 _full = get_op("_npi__full")
 _copy = get_op("_npi__copy")
 
@@ -254,6 +251,32 @@ def full(
     if out is not None:
         return _full(shape, fill_value, out.dtype, out.ctx, out=out)
     return _full(shape, fill_value, dtype, ctx)
+
+
+def eye(
+    N: int,
+    M: int | None = None,
+    k: int = 0,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    *,
+    device: Context | None = None,
+) -> ndarray:
+    """Returns ones on diagonal `k` of a matrix of N rows and M columns, and zeros elsewhere.
+
+    M is N by default. The default dtype is float32.
+
+    Examples
+    --------
+    >>> np.eye(2)
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    ctx = device if ctx is None else ctx
+    columns = N if M is None else M
+    if N == 0 or columns == 0:  # 0 columns mean N in the op
+        return zeros((N, columns), dtype, ctx=ctx)
+    return _eye(N, columns, k, ctx, float32 if dtype is None else dtype)
 
 
 def linspace(

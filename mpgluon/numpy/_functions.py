@@ -74,6 +74,22 @@ def _flip(m, axis=None, out=None):
     return flip(m, tuple(range(m.ndim)), out) if m.ndim else copy(m, out)
 
 
+def _kept(name):
+    """Returns the function that runs a reduction over no axes, which only casts."""
+
+    def reduce(a, axis=(), *args, keepdims=False, **kwargs):
+        function = _MADE[name]
+        if args and isinstance(args[0], bool):  # keepdims of max and min
+            args = ()
+        return function(reshape(a, (*a.shape, 1)), -1, *args, **kwargs)
+
+    return reduce
+
+
+_kept_max, _kept_mean, _kept_min = _kept("max"), _kept("mean"), _kept("min")
+_kept_prod, _kept_sum = _kept("prod"), _kept("sum")
+
+
 def _take(a, indices, axis=None, mode="raise", out=None):
     """Selects elements of the flattened array."""
     return take(reshape(a, (-1,)), indices, axis=0, mode=mode, out=out)

@@ -1,41 +1,49 @@
 """The table of reductions, orders and changes of shape of mx.np. `_table` documents the format."""
 
 SHAPES = """
-sum(a, axis=None, dtype:^=None, keepdims=False, initial:_=None, out=None, where:_=True) -> sum
+sum(a, axis?2=None, dtype:^=None, keepdims=False, initial:_=None, out=None, where:_=True)
+-> sum | _kept_sum
 The sum over the given axes. bool becomes int64; other dtypes are kept.
 >>> np.sum(np.array([[1, 2], [3, 4]]))
 array(10.)
 >>> np.sum(np.array([[1, 2], [3, 4]]), axis=1)
 array([3., 7.])
 
-prod(a, axis=None, dtype:^=None, out=None, keepdims=False, initial:_=None, where:_=True) -> prod
+prod(a, axis?2=None, dtype:^=None, out=None, keepdims=False, initial:_=None, where:_=True)
+-> prod | _kept_prod
 The product over the given axes. bool becomes int64; other dtypes are kept.
 >>> np.prod(np.array([[1, 2], [3, 4]]), axis=1)
 array([ 2., 12.])
 
-product(a, axis=None, dtype:^=None, out=None, keepdims=False, initial:_=None, where:_=True) -> prod
+product(a, axis?2=None, dtype:^=None, out=None, keepdims=False, initial:_=None, where:_=True)
+-> prod | _kept_prod
 The product over the given axes, as `prod`.
 >>> np.product(np.array([[1, 2], [3, 4]]), axis=1)
 array([ 2., 12.])
 
-mean(a, axis=None, dtype:^=None, out=None, keepdims=False, where:_=True) -> mean
+mean(a, axis?2=None, dtype:^=None, out=None, keepdims=False, where:_=True)
+-> mean | _kept_mean
 The mean over the given axes. Integers and bool become float32.
 >>> np.mean(np.array([[1, 2], [3, 4]]), axis=0)
 array([2., 3.])
 
-max(a, axis=None, keepdims=False, out=None, initial:_=None, where:_=True) -> max
+max(a, axis?2=None, keepdims=False, out=None, initial:_=None, where:_=True)
+-> max | _kept_max
 >>> np.max(np.array([[1, 5], [4, 2]]), axis=1)
 array([5., 4.])
 
-amax(a, axis=None, keepdims=False, out=None, initial:_=None, where:_=True) -> max
+amax(a, axis?2=None, keepdims=False, out=None, initial:_=None, where:_=True)
+-> max | _kept_max
 >>> np.amax(np.array([[1, 5], [4, 2]]), axis=1)
 array([5., 4.])
 
-min(a, axis=None, keepdims=False, out=None, initial:_=None, where:_=True) -> min
+min(a, axis?2=None, keepdims=False, out=None, initial:_=None, where:_=True)
+-> min | _kept_min
 >>> np.min(np.array([[1, 5], [4, 2]]), axis=1)
 array([1., 2.])
 
-amin(a, axis=None, keepdims=False, out=None, initial:_=None, where:_=True) -> min
+amin(a, axis?2=None, keepdims=False, out=None, initial:_=None, where:_=True)
+-> min | _kept_min
 >>> np.amin(np.array([[1, 5], [4, 2]]), axis=1)
 array([1., 2.])
 
@@ -85,7 +93,7 @@ expand_dims(a, axis) -> expand_dims
 array([[1., 2.]])
 
 broadcast_to(array, shape) -> broadcast_to
-The array repeated along its axes of size 1 to the given shape.
+The array repeated along its axes of size 1 to the given shape; -2 keeps the size of an axis.
 >>> np.broadcast_to(np.array([1, 2]), (2, 2))
 array([[1., 2.],
        [1., 2.]])
@@ -139,17 +147,17 @@ without dimensions are multiplied.
 >>> np.dot(np.array([[1, 2], [3, 4]]), np.array([1, 1]))
 array([3., 7.])
 
-full_like(a, fill_value, dtype=None, order:_='C', ctx:_=None, out=None) -> _full_like
+full_like(a, fill_value, dtype=None, order:_='C', ctx:~=None, out=None) -> _full_like
 An array of one value with the shape of a, and with its dtype unless another is given.
 >>> np.full_like(np.array([1, 2]), 3)
 array([3., 3.])
 
-zeros_like(a, dtype=None, order:_='C', ctx:_=None, out=None) -> _full_like(fill_value=0)
+zeros_like(a, dtype=None, order:_='C', ctx:~=None, out=None) -> _full_like(fill_value=0)
 An array of zeros with the shape of a, and with its dtype unless another is given.
 >>> np.zeros_like(np.array([1, 2]))
 array([0., 0.])
 
-ones_like(a, dtype=None, order:_='C', ctx:_=None, out=None) -> _full_like(fill_value=1)
+ones_like(a, dtype=None, order:_='C', ctx:~=None, out=None) -> _full_like(fill_value=1)
 An array of ones with the shape of a, and with its dtype unless another is given.
 >>> np.ones_like(np.array([1, 2]))
 array([1., 1.])

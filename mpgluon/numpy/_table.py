@@ -7,16 +7,17 @@ A table is a text of entries, which blank lines separate::
     >>> np.sum(np.array([1, 2]))
     array(3.)
 
-The first line is the signature and the op: a row's name, which may be followed by values of its
-parameters, such as ``argsort(dtype='int64')``. The first arguments are the row's inputs, and an
-argument with the name of a parameter is that parameter. ``newshape:shape`` maps an argument to a
-parameter with another name. ``order:_='C'`` marks an argument that must keep its default,
-``kind:~`` one that has no effect, and ``dtype:^`` a dtype to which the first input is cast.
+First come the signature and, in the same or the next line, the op: a row's name, which may be
+followed by values of its parameters, such as ``argsort(dtype='int64')``. The first arguments are
+the row's inputs, and an argument with the name of a parameter is that parameter.
+``newshape:shape`` maps an argument to a parameter with another name. ``order:_='C'`` marks an
+argument that must keep its default, ``kind:~`` one that has no effect, and ``dtype:^`` a dtype to
+which the first input is cast.
 ``**ufunc`` represents the options of NumPy's ufuncs.
 
 ``-> clip | _clip`` names a Python function that runs the calls which the op cannot: those in which
-an argument marked with ``?`` is None, and with ``b?2``, those with arrays of 0 or more than 2
-dimensions.
+an argument marked with ``?`` is None; with ``b?2`` for an input, those with arrays of 0 or more
+than 2 dimensions; and with ``axis?2`` for a parameter, those with an empty tuple.
 
 An entry without a signature has the row's. The description is the row's if it is missing. `make`
 turns a table into functions, which are `_core.NumPyFunction`: calls cost the same as calls of the
@@ -44,8 +45,9 @@ _CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 def _read(entry):
     """Returns (name, signature, row, values of parameters, other function, text) of an entry."""
-    head, _, text = entry.strip().partition("\n")
-    call, _, row = head.partition(" -> ")
+    call, _, rest = entry.strip().partition("-> ")
+    call = " ".join(call.split())
+    row, _, text = rest.partition("\n")
     row, _, other = row.partition(" | ")
     name, _, signature = call.partition("(")
     row, _, values = row.partition("(")

@@ -16,6 +16,10 @@ SCALAR = np.array(2.5, "float32")
 CASES = {
     "sum": (lambda F, x: F.sum(x), X),
     "sum-axes": (lambda F, x: F.sum(x, axis=(0, -1), keepdims=True), X),
+    "sum-no-axes": (lambda F, x: F.sum(x, axis=(), keepdims=True), X),
+    "max-no-axes": (lambda F, x: F.max(x, axis=()), X),
+    "mean-no-axes": (lambda F, x: F.mean(x, axis=(), dtype="float64"), X),
+    "any-no-axes": (lambda F, x: F.any(x, axis=()), X),
     "sum-empty": (lambda F, x: F.sum(x, axis=0), EMPTY),
     "sum-scalar": (lambda F, x: F.sum(x), SCALAR),
     "sum-dtype": (lambda F, x: F.sum(x, axis=1, dtype="float64"), X),
@@ -53,6 +57,8 @@ CASES = {
     "expand_dims-scalar": (lambda F, x: F.expand_dims(x, 0), SCALAR),
     "broadcast_to": (lambda F, x: F.broadcast_to(x, (2, 2, 3)), M),
     "broadcast_to-empty": (lambda F, x: F.broadcast_to(x, (0, 4)), V),
+    "broadcast_to-number": (lambda F, x: F.broadcast_to(2.5, (2, 3)) + x, SCALAR),
+    "squeeze-scalar": (lambda F, x: F.squeeze(x, -1), SCALAR),
     "flip": (lambda F, x: F.flip(x), X),
     "flip-axes": (lambda F, x: F.flip(x, (0, 2)), X),
     "tile": (lambda F, x: F.tile(x, (2, 1, 2)), M),
@@ -186,6 +192,12 @@ def test_where_finds_true_elements():
         mx.np.where(array(M), array(M))
 
 
+def test_broadcast_to_keeps_sizes():
+    assert mx.np.broadcast_to(array(M), (4, -2, -2)).shape == (4, 2, 3)
+    with pytest.raises(mx.MXNetError, match="negative size, -1"):
+        mx.np.broadcast_to(array(M), (4, -1, 3))
+
+
 def test_reshape_codes():
     x = array(X)
     assert mx.npx.reshape(x, (-2, -2, 2, -1)).shape == (2, 3, 2, 2)
@@ -215,9 +227,11 @@ CREATION = {
     "arange-step": lambda F: F.arange(1, 6, 2, dtype="int32"),
     "arange-down": lambda F: F.arange(5, 0, -2),
     "arange-empty": lambda F: F.arange(3, 1),
+    "arange-none": lambda F: F.arange(0, 5, None),
     "arange-fraction": lambda F: F.arange(0, 1, 0.25),
     "eye": lambda F: F.eye(3),
     "eye-columns": lambda F: F.eye(2, 4, 1, dtype="int32"),
+    "eye-empty": lambda F: F.eye(2, 0),
     "eye-none": lambda F: F.eye(3, None, k=-1),
     "identity": lambda F: F.identity(3, dtype="float64"),
     "linspace": lambda F: F.linspace(0, 1, 5),

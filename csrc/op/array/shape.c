@@ -266,6 +266,10 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   bool drop[MPG_MAX_NDIM] = {false};
   for (int j = 0; j < params->axis.count; j++) {
     int axis;
+    /* Like NumPy, accepts axis 0 of an array without dimensions. */
+    if (in->ndim == 0 && mpg_op_is_numpy(infer->op) && params->axis.values[j] >= -1 &&
+        params->axis.values[j] <= 0)
+      continue;
     MPG_TRY(mpg_axis_normalize(params->axis.values[j], in->ndim, infer->op->name, &axis));
     if (in->dims[axis] != 1)
       return mpg_infer_fail(infer, "dimension %d has size %lld, not 1", axis,

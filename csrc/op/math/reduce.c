@@ -197,7 +197,7 @@ mpg_status mpg_infer_broadcast_to(mpg_infer *infer) {
   for (int i = 0; i < to.ndim; i++) {
     int64_t size = params->shape.values[i];
     int k = from->ndim < 0 ? -1 : i - (to.ndim - from->ndim);
-    if (size == 0 && !mpg_op_is_numpy(infer->op)) { /* as in MXNet, 0 keeps the input's size */
+    if (size == (mpg_op_is_numpy(infer->op) ? -2 : 0)) { /* keeps the input's size, as in MXNet */
       size = from->ndim < 0 ? -1 : k < 0 ? 0 : from->dims[k];
     } else if (size < 0) {
       return mpg_infer_fail(infer, "shape has a negative size, %lld", (long long)size);

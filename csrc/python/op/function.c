@@ -3,7 +3,7 @@
  * must keep its default.
  *
  * numpy_function reads the signature once, when the package is imported, so that a call costs the
- * same as a call of the _core.Op. Numbers alone are passed to NumPy's function of the same name,
+ * same as a call of the _core.Op. Numbers alone are passed to NumPy's ufunc of the same name,
  * and symbols to the function that _core.set_symbol_node has registered.
  */
 #include "python/op/call.h"
@@ -18,6 +18,7 @@ typedef struct argument {
   int index;       /* of the input or parameter */
   bool special;    /* `other` is called if the argument is None or missing */
   bool none;       /* None means the row's default, which is not None */
+  bool empty;      /* `other` is called if the argument is an empty tuple */
   PyObject *fixed; /* the only value of a FIXED argument, or NULL if any will do; owned */
 } argument;
 
@@ -37,6 +38,7 @@ typedef struct function_object {
   PyObject *other;
   int most_dims;
   uint64_t special;     /* bit i is set if `other` runs calls without parameter i */
+  bool ufunc;           /* numbers alone are passed to NumPy's function */
   mpg_py_binary binary; /* the operator, or MPG_PY_BINARY_COUNT */
   int num_positional;   /* number of arguments that may be given by position */
   int num_leading;      /* number of inputs that come first, in the order of the op */
@@ -130,13 +132,14 @@ static int add_argument(function_object *self, const char *name, const char *tar
          PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(self->base.names, input), key) != 0)
     input++;
   if (input == self->base.num_inputs && !*target && self->count < input) input = self->count;
+  if (strcmp(name, "casting") == 0) self->ufunc = true;
   if (strcmp(key, "~") == 0) {
     *added = (argument){.role = FIXED};
   } else if (strcmp(key, "_") == 0) {
     *added = (argument){.role = FIXED, .fixed = literal(value ? value : "None")};
     if (added->fixed == NULL) return -1;
   } else if (param >= 0) {
-    *added = (argument){.role = PARAM, .index = param, .special = mark > 0};
+    *added = (argument){.role = PARAM, .index = param, .special = mark == 1, .empty = mark > 1};
     self->base.required |= (uint64_t)1 << param;
     if (value && set_default(self, added, value) < 0) return -1;
   } else if (strcmp(key, "out") == 0) {
@@ -162,7 +165,8 @@ static int add_argument(function_object *self, const char *name, const char *tar
  * argument's name in the op's row. `_` denotes an argument that must keep its default, `~` one
  * that has no effect, and `^` a dtype to cast the first input to. `?` after a name means that
  * `other` runs a call in which the argument is None, and `?2` that it runs calls with inputs of 0
- * or more than 2 dimensions. */
+ * or more than 2 dimensions. `?2` after a parameter's name means that it runs calls with an empty
+ * tuple. */
 static int read_signature(function_object *self, const char *text) {
   mpg_text clean = {0};
   PyObject *names = PyList_New(0);
@@ -238,6 +242,10 @@ static inline int set_argument(const function_object *self, mpg_py_op_call *c, i
       return mpg_py_op_call_array(c, to->index, value);
     case PARAM:
       if (value == Py_None && to->none) return 0;
+      if (to->empty && PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == 0) {
+        more->special = true;
+        return 0;
+      }
       return mpg_py_op_call_param(c, to->index, value);
     case OUT: return mpg_py_op_call_out(c, value);
     case NAME: more->name = value; return 0;
@@ -352,18 +360,20 @@ static PyObject *refuse_input(const function_object *self, const mpg_py_op_call 
                       Py_TYPE(c->arrays[index])->tp_name);
 }
 
-/* Replaces a number or a NumPy array by an array like the last one of the call. A number gets the
- * dtype of that array, but float32 instead of bool unless it is a bool. */
+/* Replaces a number or a NumPy array by an array like the last one of the call, or of the default
+ * dtype and device if `like` is NULL. A number gets the dtype of that array, but float32 instead of
+ * bool unless it is a bool. */
 static int convert_input(const function_object *self, mpg_py_op_call *c, int index,
                          const mpg_array *like) {
   PyObject *object = c->arrays[index], *made;
   if (mpg_py_is_scalar(object)) {
-    mpg_dtype dtype = like->tensor.desc.dtype;
+    mpg_dtype dtype = like ? like->tensor.desc.dtype : MPG_FLOAT32;
+    mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
     if (dtype == MPG_BOOL && !PyBool_Check(object)) dtype = MPG_FLOAT32;
     double value;
     if (mpg_py_scalar(object, &value) < 0) return -1;
     PyObject *number = mpg_dtype_is_integer(dtype) ? PyLong_FromDouble(value) : Py_NewRef(object);
-    made = number ? mpg_py_from_object(number, dtype, mpg_array_device_id(like)) : NULL;
+    made = number ? mpg_py_from_object(number, dtype, device) : NULL;
     Py_XDECREF(number);
   } else {
     made = mpg_py_operand(object, like, false, name_of(self));
@@ -394,10 +404,10 @@ static PyObject *call_mixed(const function_object *self, mpg_py_op_call *c, PyOb
     if (!array) odd = i;
     numbers &= !array && mpg_py_is_scalar(input);
   }
-  if (numbers) return call_numpy(self, args, count, keywords);
-  if (like == NULL) return refuse_input(self, c, odd);
+  if (numbers && self->ufunc) return call_numpy(self, args, count, keywords);
+  if (like == NULL && !numbers) return refuse_input(self, c, odd);
   bool operands = c->num_arrays == 2 && c->arrays[0] != NULL && c->arrays[1] != NULL;
-  if (self->binary < MPG_PY_BINARY_COUNT && operands && like->numpy) {
+  if (self->binary < MPG_PY_BINARY_COUNT && operands && like && like->numpy) {
     mpg_array *out = c->out ? mpg_py_expect_array(c->out, name_of(self)) : NULL;
     if (c->out != NULL && out == NULL) return NULL;
     PyObject *result = mpg_py_binary_call(self->binary, c->arrays[0], c->arrays[1], out);
