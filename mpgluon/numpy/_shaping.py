@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._core import MXNetTypeError, MXNetValueError, ndarray
+from .._core import MXNetValueError, ndarray
 from ._arguments import (
     axes_of,
     axis_of,
@@ -16,7 +16,6 @@ from ._arguments import (
     check,
     check_order,
     common_shape,
-    constant,
     cube_of,
     filled,
     flat,
@@ -38,18 +37,13 @@ __all__ = [
     "broadcast_arrays",
     "fliplr",
     "flipud",
-    "pad",
     "ravel",
     "resize",
     "roll",
     "rot90",
 ]
 
-_max = op("_npi_max")
-_min = op("_npi_min")
-_repeat = op("_npi_repeat")
 _reverse = op("_npi_reverse")
-_take = op("_npi_take")
 _tile = op("_npi_tile")
 
 
@@ -320,85 +314,3 @@ def roll(a: ndarray, shift: Any, axis: Any = None) -> ndarray:
         if cut:
             result = joined([part(result, place, cut, size), part(result, place, 0, cut)], place)
     return op("_npi__copy")(a) if result is a else result
-
-
-# --- Padding --------------------------------------------------------------------------------------
-_COPIES = ("edge", "reflect", "symmetric", "wrap")
-_EXTREMES = {"maximum": _max, "minimum": _min}
-
-
-def pad(x: ndarray, pad_width: Any, mode: str = "constant", **kwargs: Any) -> ndarray:
-    """Adds elements before and after the elements of each axis.
-
-    Parameters
-    ----------
-    x : ndarray
-        The array.
-    pad_width : int or sequence
-        The numbers of elements to add: one for all, one pair for all axes, or a pair for each axis.
-    mode : str
-        ``"constant"`` adds the number `constant_values`, ``"maximum"`` and ``"minimum"`` the
-        extremes along the axis. ``"edge"`` repeats the first and the last element. ``"reflect"``
-        and ``"symmetric"`` mirror the array, without and with its outermost elements. ``"wrap"``
-        repeats the array.
-    constant_values : float
-        The number for the mode ``"constant"``, 0 by default.
-
-    Raises
-    ------
-    ValueError
-        If `pad_width` does not fit or is negative, or for an unknown mode.
-
-    Source: numpy.pad
-
-    Examples
-    --------
-    >>> x = mx.nd.array([1, 2, 3]).as_np_ndarray()
-    >>> mx.np.pad(x, (1, 2), constant_values=9).asnumpy().tolist()
-    [9.0, 1.0, 2.0, 3.0, 9.0, 9.0]
-    >>> mx.np.pad(x, (0, 2), mode="reflect").asnumpy().tolist()
-    [1.0, 2.0, 3.0, 2.0, 1.0]
-    """
-    check("pad", x=x)
-    value = kwargs.pop("constant_values", 0)
-    if kwargs or (value and mode != "constant"):
-        unknown = [*kwargs] or ["constant_values"]
-        raise MXNetValueError(f"pad: unsupported keywords {unknown} for mode '{mode}'")
-    if mode not in ("constant", *_COPIES, *_EXTREMES):
-        modes = ", ".join(["constant", *_COPIES, *_EXTREMES])
-        raise MXNetValueError(f"pad: mode must be one of {modes}, not {mode!r}")
-    try:
-        widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2))
-    except ValueError:
-        raise MXNetValueError(
-            f"pad: pad_width {pad_width} does not fit an array with {x.ndim} dimensions"
-        ) from None
-    if widths.dtype.kind not in "iu":
-        raise MXNetTypeError("pad: pad_width must be integers")
-    if (widths < 0).any():
-        raise MXNetValueError(f"pad: pad_width must not be negative, got {pad_width}")
-    result = x
-    for axis, (before, after) in enumerate(widths.tolist()):
-        if before or after:
-            result = _padded(result, axis, before, after, mode, value)
-    return op("_npi__copy")(x) if result is x else result
-
-
-def _padded(x, axis, before, after, mode, value):
-    size = x.shape[axis]
-    if mode in _COPIES:
-        if not size:
-            raise MXNetValueError(f"pad: axis {axis} is empty; use mode='constant'")
-        places = np.pad(np.arange(size), (before, after), mode=mode)
-        return _take(x, constant(places, x.context, "int64"), axis=axis)
-    ends = []
-    extreme = None if mode == "constant" else _EXTREMES[mode](x, axis=axis, keepdims=True)
-    for count in (before, after):
-        if count and extreme is not None:
-            ends.append([_repeat(extreme, repeats=count, axis=axis)])
-        elif count:
-            shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-            ends.append([filled(shape, value, x)])
-        else:
-            ends.append([])
-    return joined([*ends[0], x, *ends[1]], axis)

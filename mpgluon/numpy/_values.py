@@ -50,7 +50,6 @@ __all__ = [
 
 _abs = op("_npi_abs")
 _arange = op("_npi__arange")
-_clip = op("_npi_clip")
 _cos = op("_npi_cos")
 _full = op("_npi__full")
 _isfinite = op("_npi_isfinite")
