@@ -176,7 +176,7 @@ def delete(arr: ndarray, obj: Any, axis: int | None = None) -> ndarray:
     x, axis = _flat_axis("delete", arr, axis)
     size = x.shape[axis]
     if isinstance(obj, ndarray):
-        return _take(x, _kept(obj, size, x), axis=axis)
+        return _take(x, _kept(obj, size, x), axis=axis) if size else op("_npi__copy")(x)
     places = _host_indices("delete", obj, size)
     _check_range("delete", places, obj, size, size - 1)
     kept = np.delete(np.arange(size), places)

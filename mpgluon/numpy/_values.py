@@ -299,7 +299,9 @@ def nan_to_num(
     result = choose(_isnan(x), nan, x)
     result = choose(x == math.inf, limit if posinf is None else posinf, result)
     result = choose(x == -math.inf, -limit if neginf is None else neginf, result)
-    return result if copy else op("_npi__copyto")(result, out=x)
+    if copy or x._in_trace:  # values of hybridized blocks are never overwritten
+        return result
+    return op("_npi__copyto")(result, out=x)
 
 
 def _largest(x):

@@ -176,3 +176,7 @@ def test_deletion_by_masks_is_hybridized():
     x, mask = array(values_of((3, 2))), array(np.array([True, False, True]))
     net.hybridize()
     assert np.array_equal(net(x, mask)[0].asnumpy(), x.asnumpy()[1:2] * 2)
+
+
+def test_delete_ignores_indices_of_empty_axes():
+    assert mnp.delete(array(values_of((2, 0))), array(np.array([0])), 1).shape == (2, 0)

@@ -180,3 +180,9 @@ def test_windows_match_numpy(name, size):
     np.testing.assert_allclose(precise, wanted, atol=1e-15)
     with pytest.raises(TypeError, match=f"{name}: M must be an integer, not float"):
         getattr(mnp, name)(2.5)
+
+
+def test_nan_to_num_does_not_overwrite_values_of_hybridized_blocks():
+    x = array([NAN, 1.0])
+    op = _core.CachedOp(lambda x: [mnp.nan_to_num(x, copy=False)])
+    assert op(x)[0].asnumpy().tolist() == [0, 1] and np.isnan(x.asnumpy()[0])
