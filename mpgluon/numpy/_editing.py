@@ -159,7 +159,7 @@ def delete(arr: ndarray, obj: Any, axis: int | None = None) -> ndarray:
     Raises
     ------
     IndexError
-        If an index is out of range. Indices in an ndarray are not checked.
+        If an index is out of range. Those in an ndarray are ignored.
     TypeError
         If `obj` does not have integers.
 
@@ -199,9 +199,10 @@ def _kept(obj, size, like):
         keep = obj == 0
     else:
         places = _wrapped(obj, size)
-        keep = filled((size,), 1, like).astype("int64")
-        nothing = places * 0
-        keep = _scatter(keep, nothing, shaped(places, (1, places.size)), shape=(size,))
+        places = choose((places < 0) + (places >= size), size, places)  # a last, unused element
+        keep = filled((size + 1,), 1, like).astype("int64")
+        index = shaped(places, (1, places.size))
+        keep = part(_scatter(keep, places * 0, index, shape=(size + 1,)), 0, 0, size)
     return _squeeze(of_values("_npi_nonzero", [keep])[0], axis=(1,))
 
 

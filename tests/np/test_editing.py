@@ -178,5 +178,7 @@ def test_deletion_by_masks_is_hybridized():
     assert np.array_equal(net(x, mask)[0].asnumpy(), x.asnumpy()[1:2] * 2)
 
 
-def test_delete_ignores_indices_of_empty_axes():
+def test_delete_ignores_indices_out_of_range_in_arrays():
+    x, places = array(values_of((2, 3))), array(np.array([3, 1, -4]))
+    assert np.array_equal(mnp.delete(x, places, 1).asnumpy(), x.asnumpy()[:, [0, 2]])
     assert mnp.delete(array(values_of((2, 0))), array(np.array([0])), 1).shape == (2, 0)
