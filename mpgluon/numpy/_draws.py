@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from operator import index
 from typing import TYPE_CHECKING
 
@@ -98,12 +99,10 @@ class Call:
 
     def _broadcast(self, size):
         shapes = [value.shape for value in self.params.values() if isinstance(value, ndarray)]
-        try:
+        with contextlib.suppress(ValueError):
             shape = _np.broadcast_shapes(*shapes)
             if size is None or _np.broadcast_shapes(shape, shape_of(size)) == shape_of(size):
                 return shape if size is None else shape_of(size)
-        except ValueError:
-            pass
         raise MXNetValueError(
             f"random.{self.name}: parameters of shapes {', '.join(map(str, shapes))} cannot be "
             f"broadcast to {'one shape' if size is None else shape_of(size)}"
