@@ -22,7 +22,8 @@ from ._fallback import LINALG
 from ._products import matmul
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     Order = float | str | None
 
@@ -51,7 +52,7 @@ __all__ = [
 
 _INTEGERS = ("bool", "uint8", "int8", "int32", "int64")
 
-lstsq = LINALG["lstsq"]
+lstsq: Callable[..., Any] = LINALG["lstsq"]
 
 
 def _floats(name, key, a):
