@@ -166,7 +166,8 @@ def test_blocks_can_be_pasted_into_a_prompt(path):
 
 def test_every_page_with_code_is_tested():
     """By this file or by a more specific test."""
-    elsewhere = {f"docs/{page}.md" for page in ("add-an-op", "architecture", "interop", "recipes")}
+    pages = ("add-an-op", "architecture", "interop", "numpy-interface", "recipes")
+    elsewhere = {f"docs/{page}.md" for page in pages}
     with open(__file__, encoding="utf-8") as file:
         run_here = set(re.findall(r'"((?:docs/)?[\w-]+\.md)"', file.read()))
     pages = [os.path.join("docs", name) for name in os.listdir(os.path.join(ROOT, "docs"))]
