@@ -51,6 +51,8 @@ MODULES = {
     "kvstore.kvstore_server": "kvstore",
     "kvstore_server": "kvstore",
     "module.executor_group": "executor_manager",
+    "ndarray.numpy": "numpy",
+    "ndarray.numpy_extension": "numpy_extension",
     "ndarray.register": "as_mxnet.register",
     "ndarray.utils": "ndarray",
     "numpy.fallback": "numpy._fallback",

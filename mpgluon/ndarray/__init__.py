@@ -64,4 +64,9 @@ __all__ = sorted(
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
+        if name in ("np", "npx"):  # F.np and F.npx of hybrid_forward
+            from .. import numpy, numpy_extension
+
+            globals().update(np=numpy, npx=numpy_extension)
+            return globals()[name]
         raise _of_module(__name__, name, _FUNCTIONS)

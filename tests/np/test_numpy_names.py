@@ -1,5 +1,6 @@
 """Errors for unknown names of mx.np and mx.npx, and the cost of importing mpgluon."""
 
+import numpy
 import pytest
 
 import mpgluon as mx
@@ -21,6 +22,21 @@ from support.processes import output_of
 def test_unknown_names_suggest_a_replacement(module, name, advice):
     with pytest.raises(AttributeError, match=advice):
         getattr(getattr(mx, module), name)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_blocks_call_functions_of_mx_np_through_f(hybridize):
+    class Block(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.np.exp(F.np.vstack([x, -x]))
+
+    block = Block()
+    if hybridize:
+        block.hybridize()
+    x = mx.nd.array([[0.5, 1]]).as_np_ndarray()
+    result = block(x)
+    assert type(result) is mx.np.ndarray and mx.nd.npx is mx.npx
+    assert abs(result.asnumpy() - numpy.exp([[0.5, 1], [-0.5, -1]])).max() < 1e-6
 
 
 def test_import_of_mpgluon_does_not_import_its_numpy_packages():

@@ -317,7 +317,7 @@ MOVED = """
     kvstore.base kvstore.kvstore kvstore_server nd.utils sym.register nd.register
     gluon.contrib.nn.basic_layers gluon.contrib.cnn.conv_layers contrib.onnx.onnx2mx
     contrib.onnx.mx2onnx module.executor_group onnx.mx2onnx executor_manager misc
-    numpy.fallback numpy.multiarray
+    numpy.fallback numpy.multiarray nd.numpy nd.numpy_extension
 """.split()
 
 
