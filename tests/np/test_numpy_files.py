@@ -7,7 +7,6 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
-from mpgluon._internal import kinds
 
 VERSION_2, VERSION_3 = 0xF993FAC9, 0xF993FACA
 
@@ -130,7 +129,7 @@ def test_images_are_decoded_to_the_kind_that_gluon_creates(tmp_path, numpy):
     kind = mx.np.ndarray if numpy else nd.NDArray
     header = b"P6 2 1 255\n"
     (tmp_path / "a.ppm").write_bytes(header + bytes(6))
-    with kinds.scope(numpy):
+    with mx.util.np_array(numpy):
         decoded = mx.image.imdecode(header + bytes(range(6)))
         assert type(mx.image.imread(tmp_path / "a.ppm")) is kind
         images = mx.image.ImageIter(
