@@ -558,7 +558,7 @@ def custom_symbol(
     """Implements ``mx.sym.Custom``."""
     from .name import NameManager
     from .symbol import Symbol
-    from .symbol._functions import attributes, single
+    from .symbol._functions import attributes, is_numpy, single, symbol_type
     from .symbol._graph import make
 
     given = {key: value for key, value in kwargs.items() if isinstance(value, Symbol)}
@@ -578,7 +578,8 @@ def custom_symbol(
     entries = {key: single(value, f"Custom: {key}") for key, value in given.items()}
     texts = {"op_type": op_type, **call.params, **attributes(attr, extra)}
     node = make(call, texts, NameManager.current().get(name, "custom"), None, entries)
-    return Symbol([(node, i) for i in range(node.num_outputs)])
+    kind = symbol_type(is_numpy("Custom", list(given.values())))
+    return kind([(node, i) for i in range(node.num_outputs)])
 
 
 def get_all_registered_operators() -> list[str]:

@@ -110,6 +110,12 @@ def foreach(
     return nest_outputs([_core.loop_stack(items, count) for items in zip(*rows)]), states
 
 
+def _slice(array):
+    """Returns the description of a slice along the first axis."""
+    shape, dtype, ctx, numpy = graph_breaks.describe(array)
+    return shape[1:] if numpy else shape[1:] or (1,), dtype, ctx, numpy
+
+
 def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
     """Traces the loop. Returns None if the body cannot be traced separately.
 
@@ -129,7 +135,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         traced = graph_breaks.Body(
             step,
             [
-                *[(a.shape[1:] or (1,), a.dtype, a.context) for a in data],
+                *map(_slice, data),
                 *map(graph_breaks.describe, states),
             ],
             "the body of foreach",
@@ -426,7 +432,7 @@ def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
     tracer = _tracer(inputs)
     if tracer is None:
         return call.run(inputs)
-    name = call.name.removeprefix("_contrib_")
+    name = _core.row_of(call.name)[0].removeprefix("_contrib_")
     return tracer.dynamic(name, call.run, device_groups.gathered(inputs))
 
 
@@ -445,7 +451,10 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
         if not isinstance(array, NDArray):
             kind = type(array).__name__
             raise _core.MXNetTypeError(f"boolean_mask: {name} must be an NDArray, got {kind}")
-    op = (
-        "_npi__contrib_boolean_mask" if isinstance(data, _core.ndarray) else "_contrib_boolean_mask"
-    )
-    return dynamic(_core.OpCall(op, {"axis": axis}), [data, index])[0]
+    numpy = isinstance(data, _core.ndarray)
+    if isinstance(index, _core.ndarray) != numpy:
+        raise _core.MXNetTypeError(
+            "boolean_mask: data and index are of mx.nd and mx.np; convert one with "
+            "as_nd_ndarray() or as_np_ndarray()"
+        )
+    return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}, numpy), [data, index])[0]

@@ -11,7 +11,7 @@ import numpy as np
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..symbol import Symbol, load as load_symbol
-from ..symbol._graph import entries_of, topological
+from ..symbol._graph import entries_of, row_name, topological
 from . import _ops as _ops
 from ._graph import Builder, Value, value
 from ._package import NUMBERS, OPSET, ONNXError, onnx_package
@@ -224,7 +224,7 @@ class _Graph:
         """Returns the variables that inference reads, which excludes labels of losses."""
         read = set()
         for node in self._order:
-            row = None if node.call is None else EXPORTS.get(node.call.name)
+            row = None if node.call is None else EXPORTS.get(row_name(node.call))
             for place, (source, _) in enumerate(node.inputs):
                 if row is None or place not in row.unread:
                     read.add(source)
@@ -244,7 +244,7 @@ class _Graph:
         for node in self._order:
             if node.call is None:
                 continue
-            row = EXPORTS.get(node.call.name)
+            row = EXPORTS.get(row_name(node.call))
             sources = [
                 values[source][index]
                 for place, (source, index) in enumerate(node.inputs)

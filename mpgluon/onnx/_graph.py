@@ -12,7 +12,7 @@ import numpy as np
 from .. import _core, ndarray as nd
 from ..base import MXNetError
 from ..context import cpu
-from ..symbol._graph import made_at
+from ..symbol._graph import made_at, row_name
 from ._package import NUMBERS, ONNXError
 from ._sizes import Dynamic
 from ._table import EXPORTS
@@ -79,7 +79,7 @@ class Call:
 
     def __init__(self, node, inputs, outputs) -> None:
         self.node, self.inputs, self.outputs = node, inputs, outputs
-        self.op, self.name = node.call.name, node.name
+        self.op, self.name = row_name(node.call), node.name
 
     def __getitem__(self, key: str) -> Any:
         return parsed(self.node.call.text(key))
@@ -271,12 +271,18 @@ class Builder:
         ]
 
     def _converted(self, node, inputs, outputs, names):
-        row = EXPORTS.get(node.call.name)
+        row = EXPORTS.get(row_name(node.call))
         if row is None:
             raise ONNXError(
                 f"ONNX export: node '{node.name}': the op {node.call.name} cannot be converted; "
                 "compute that part outside the exported block, or with ops that "
                 f"mx.onnx.get_operator_support() lists{made_at(node)}"
+            )
+        if node.call.numpy and any(shape == () or dtype == "bool" for shape, dtype in outputs):
+            raise ONNXError(
+                f"ONNX export: node '{node.name}': {node.call.name} of mx.np returns a bool or an "
+                "array without dimensions, which cannot be converted; keep dimensions, and compute "
+                f"conditions outside the exported block{made_at(node)}"
             )
         begin, call = len(self.nodes), Call(node, inputs, outputs)
         self.number_dtype = inputs[0].dtype if inputs else call.dtype

@@ -8,7 +8,7 @@ from ..context import Context, computes
 from ..executor import Executor
 from ..ndarray._sparse.executor import gradient_stypes
 from ..util import is_np_shape
-from ._graph import entries_of, placement, states, topological
+from ._graph import entries_of, placement, row_name, states, topological
 from ._infer import Inference, known, shown
 
 # --- Binding --------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _gradient_stypes(order, stypes):
         if node.call is not None:
             inputs = [source for source, _ in node.inputs]
             told = gradient_stypes(
-                node.call.name, node.attrs, [found.get(source) for source in inputs]
+                row_name(node.call), node.attrs, [found.get(source) for source in inputs]
             )
             found.update({inputs[i]: stype for i, stype in told.items() if inputs[i] in stypes})
     return found

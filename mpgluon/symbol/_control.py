@@ -15,7 +15,7 @@ from .._internal.graph_breaks import PythonCall
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
-from ._functions import attributes
+from ._functions import attributes, symbol_type
 from ._graph import Node, entries_of, placement, states, topological
 from ._infer import Inference
 
@@ -63,6 +63,7 @@ class Subgraph:
         self.entries = entries
         self.order = topological(entries)
         self.variables = [node for node in self.order if node.call is None]
+        self.numpy = any(node.call is not None and node.call.numpy for node in self.order)
         if len({node.name for node in self.variables}) != len(self.variables):
             raise MXNetError("two variables of a graph inside a node have the same name")
         self.locs = locs
@@ -131,6 +132,15 @@ class Control(PythonCall):
     def text(self, name: str | None):
         raise TypeError(f"{self.name} has no parameter {name!r}")
 
+    @property
+    def numpy(self) -> bool:
+        """True if the graphs compute with arrays of ``mx.np``."""
+        return any(graph.numpy for graph in self.graphs)
+
+    def of_kind(self, arrays):
+        """Returns arrays as the kind with which the graphs compute."""
+        return [array.as_np_ndarray() for array in arrays] if self.numpy else arrays
+
     def _learn(self, graph, descs, inputs, train, lift=lambda loc, desc: desc):
         """Runs inference on a subgraph whose variables have the descriptions `descs`. Merges the
         inferred descriptions into `inputs`, after converting them with `lift`. Returns the
@@ -157,10 +167,10 @@ def _rows(desc, count):
     return (None if desc[0] is None else (-1 if count is None else count, *desc[0]), desc[1])
 
 
-def _row(desc):
-    # A row of a vector is an array with one element.
+def _row(desc, numpy):
+    # In mx.nd, a row of a vector is an array with one element.
     return (
-        desc[0][1:] or (1,) if desc[0] else None,
+        desc[0][1:] or (() if numpy else (1,)) if desc[0] else None,
         desc[1],
     )
 
@@ -210,7 +220,8 @@ class Foreach(Control):
         )
         states = slice(self.num_data, self.num_data + self.num_states)
         inputs[states] = [_merged(*pair) for pair in zip(inputs[states], outputs[self.num_out :])]
-        descs = [*map(_row, inputs[: self.num_data]), *inputs[self.num_data :]]
+        rows = [_row(desc, self.numpy) for desc in inputs[: self.num_data]]
+        descs = [*rows, *inputs[self.num_data :]]
         results = self._learn(
             self.graphs[0],
             descs,
@@ -227,6 +238,7 @@ class Foreach(Control):
     def run(self, inputs, ctx: Context | None = None):
         from ..ndarray import contrib
 
+        inputs = self.of_kind(inputs)
         rest = inputs[self.num_data + self.num_states :]
 
         def body(slices, now):
@@ -286,6 +298,8 @@ class WhileLoop(Control):
     def run(self, inputs, ctx: Context | None = None):
         from ..ndarray import _control
 
+        inputs = self.of_kind(inputs)
+
         def with_vars(variables):
             now = list(inputs)
             for loc, array in zip(self.loop_vars, variables):
@@ -309,10 +323,12 @@ class WhileLoop(Control):
                 _core.is_training(),
             )[1]
             make = _core.get_op("_full")
-            outputs = [
-                make(shape=shape, dtype=dtype, ctx=last[0].context, value=0.0)
-                for shape, dtype in descs[: self.num_out]
-            ]
+            outputs = self.of_kind(
+                [
+                    make(shape=shape, dtype=dtype, ctx=last[0].context, value=0.0)
+                    for shape, dtype in descs[: self.num_out]
+                ]
+            )
         return [*outputs, *last]
 
 
@@ -346,6 +362,7 @@ class Cond(Control):
     def run(self, inputs, ctx: Context | None = None):
         from ..ndarray import contrib
 
+        inputs = self.of_kind(inputs)
         pred = self.graphs[0].run(inputs)[0]
         return contrib.cond(
             pred, lambda: self.graphs[1].run(inputs), lambda: self.graphs[2].run(inputs)
@@ -364,7 +381,7 @@ def _flat(value, what):
     from .symbol import Symbol
 
     if isinstance(value, Symbol):
-        parts = [Symbol([entry]) for entry in entries_of(value)]
+        parts = [type(value)([entry]) for entry in entries_of(value)]
         return parts, (lambda items: items[0]) if len(parts) == 1 else list
     if not isinstance(value, (list, tuple)):
         raise TypeError(
@@ -390,8 +407,6 @@ def _scope_name(name):
 
 def _placeholders(symbols):
     """Creates new variables for the inputs of a body."""
-    from .symbol import Symbol
-
     names, made = set(), []
     for symbol in symbols:
         (node, index), number = entries_of(symbol)[0], 0
@@ -400,7 +415,7 @@ def _placeholders(symbols):
             number += 1
             name = f"{node.name}-{index}-{number}"
         names.add(name)
-        made.append(Symbol([(Node(name, attributes(None)), 0)]))
+        made.append(type(symbol)([(Node(name, attributes(None)), 0)]))
     return made
 
 
@@ -456,13 +471,12 @@ def _cut(results, mark, own):
         else:  # insert an identity op: each result of a subgraph must be a separate op output
             source = (copies[node], index) if inside(node) else variable(node, index)
             name = NameManager.current().get(None, "identity")
-            entries.append((Node(name, {_MARK: mark}, _core.OpCall("_copy", {}), (source,)), 0))
+            call = _core.OpCall("_copy", {}, symbol.numpy)
+            entries.append((Node(name, {_MARK: mark}, call, (source,)), 0))
     return entries, [(node, outside[node]) for node in topological(entries) if node.call is None]
 
 
 def _node(kind, graphs, inputs, attrs, name):
-    from .symbol import Symbol
-
     texts = {
         **{key: str(value) for key, value in attrs.items()},
         "num_args": str(len(inputs) + len(graphs)),
@@ -471,7 +485,7 @@ def _node(kind, graphs, inputs, attrs, name):
     name = NameManager.current().get(name, kind.name)
     node = Node(name, {**texts, **attributes(None)}, call, tuple(inputs))
     node.origin = _core._origin()
-    return [Symbol([(node, i)]) for i in range(node.num_outputs)]
+    return [symbol_type(call.numpy)([(node, i)]) for i in range(node.num_outputs)]
 
 
 def foreach(

@@ -16,11 +16,16 @@ INPUTS_EACH = {"_contrib_quantized_concat": 3}
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
 
 
+def row_name(call):
+    """Returns the name of a call's op in ``mx.nd``, also for the same op of ``mx.np``."""
+    return _core.row_of(call.name)[0] if isinstance(call, _core.OpCall) else call.name
+
+
 def output_names(call, count):
     """Returns the suffixes of the names of a call's outputs. `count` is the number of inputs."""
     names = call.output_names(count)
     # In MXNet, topk has a second, hidden output (the indices), so the name has a number.
-    if names == ("output",) and call.name == "topk" and call.text("ret_typ") == "value":
+    if names == ("output",) and row_name(call) == "topk" and call.text("ret_typ") == "value":
         return ("output0",)
     return names
 

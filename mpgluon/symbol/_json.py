@@ -55,14 +55,17 @@ def without_devices(entries, body=False):
                 copies[node] = list(inputs)
                 continue
             attrs.pop("ctx", None)
-            call = _core.OpCall("_copy", {})
+            call = _core.OpCall("_copy", {}, call.numpy)
         elif isinstance(call, Control):
             graphs = [without_devices(graph.entries, body=True) for graph in call.graphs]
             call = type(call)(attrs, graphs, call.count)
         elif call is not None and "ctx" in attrs:
             del attrs["ctx"]
-            known = {param["name"] for param in _core.ops()[call.name].describe()["params"]}
-            call = _core.OpCall(call.name, {k: v for k, v in attrs.items() if k in known})
+            if isinstance(call, _core.OpCall):
+                known = {param["name"] for param in _core.get_op(call.name).describe()["params"]}
+                call = _core.OpCall(call.name, {k: v for k, v in attrs.items() if k in known})
+            else:
+                call = call.without("ctx")
         copy = Node(node.name, attrs, call, inputs)
         copy.origin = node.origin
         copies[node] = [(copy, i) for i in range(copy.num_outputs)]

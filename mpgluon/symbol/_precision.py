@@ -3,7 +3,6 @@
 from .. import _core
 from ._graph import Node, entries_of, rebuild, topological
 from ._infer import NUMBERS
-from .symbol import Symbol
 
 
 def _kept(node):
@@ -64,4 +63,4 @@ def with_casts(symbol, low, kind_of, excluded=(), optional=()):
             texts = {"num_outputs": str(count)}
             joined = Node(f"{node.name}_amp_multicast", texts, call, node.inputs)
             node.inputs = tuple([(joined, place) for place in range(count)])
-    return Symbol(entries)
+    return type(symbol)(entries)

@@ -2,8 +2,8 @@
 
 from .. import _core
 from ..name import NameManager
+from ._functions import symbol_type
 from ._graph import Node
-from .symbol import Symbol
 
 
 def symbol_of(array):
@@ -19,4 +19,4 @@ def symbol_of(array):
         name = NameManager.current().get(None, op.lower().lstrip("_"))
         sources = tuple((nodes[source], index) for source, index in inputs)
         nodes.append(Node(name, params, _core.OpCall(op, params), sources))
-    return Symbol([(nodes[number], output)])
+    return symbol_type(isinstance(array, _core.ndarray))([(nodes[number], output)])

@@ -13,7 +13,7 @@ from .. import _core
 from ..gluon import HybridBlock
 from ..gluon.block._symbol_block import symbol_of
 from ..symbol import Symbol
-from ..symbol._graph import entries_of, placement, states, topological
+from ..symbol._graph import entries_of, placement, row_name, states, topological
 from ..symbol._infer import Inference, known, shown
 from ._drawing import Drawing, Edge, Node
 
@@ -199,7 +199,7 @@ def _label(node):
         return node.name
     details = [
         node.attrs[key].strip("()").replace(", ", "x")
-        for key in _DETAILS.get(node.call.name, ())
+        for key in _DETAILS.get(row_name(node.call), ())
         if key in node.attrs
     ]
     return "\n".join([node.name, node.call.name + (f" {', '.join(details)}" if details else "")])
@@ -417,7 +417,7 @@ def _colour(node, places, colours):
         return _place_colour(colours.index(places[node]))
     if colours or node.call is None:
         return _COLOURS[0]
-    return _COLOURS[_KINDS.get(node.call.name, 8)]
+    return _COLOURS[_KINDS.get(row_name(node.call), 8)]
 
 
 def _edge_label(desc, with_shape, with_dtype):

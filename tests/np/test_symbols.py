@@ -209,3 +209,66 @@ def test_hidden_names_of_nd():
             getattr(var("x"), name)
     with pytest.raises(mx.base.NotImplementedForSymbol):
         var("x")[0] = 1
+
+
+def test_symbols_of_recorded_np_arrays():
+    x = nd.array([1, 2]).as_np_ndarray()
+    x.attach_grad()
+    with mx.autograd.record():
+        y = x * x + 1
+    symbol = mx.autograd.get_symbol(y)
+    assert type(symbol) is _Symbol
+    assert symbol.eval(**{symbol.list_arguments()[0]: nd.array([1, 2])})[0].asnumpy().tolist() == [
+        2,
+        5,
+    ]
+
+
+# Functions of mx.np whose results depend on the call rather than on the arrays
+SKIPPED = {"empty", "empty_like", "may_share_memory", "shares_memory"}
+
+
+def calls_of_functions():
+    """Yields (name, arguments) of calls that mx.np accepts."""
+    values = X / 4 + 0.6, np.abs(X) + 0.25
+    for name in sorted(set(mx.sym.np.__all__) - SKIPPED):
+        function = getattr(mx.np, name, None)
+        if not callable(function):
+            continue
+        for count in (1, 2):
+            arrays = [nd.array(value).as_np_ndarray() for value in values[:count]]
+            try:
+                result = function(*arrays)
+            except Exception:  # the function needs other arguments
+                continue
+            results = list(result) if isinstance(result, (list, tuple)) else [result]
+            if results and all(isinstance(one, mx.np.ndarray) for one in results):
+                yield name, arrays, results
+                break
+
+
+def test_functions_of_np_accept_symbols():
+    tested = 0
+    assert "exp" in mx.sym.np.__all__ and "unwrap" not in mx.sym.np.__all__
+    for name, arrays, expected in calls_of_functions():
+        symbol = getattr(mx.sym.np, name)(*[var(key) for key, _ in zip("xy", arrays)])
+        assert type(symbol) is _Symbol, name
+        symbol = mx.sym.load_json(symbol.tojson())
+        mx.util.set_np_shape(False)
+        args = {key: array.as_nd_ndarray() for key, array in zip("xy", arrays)}
+        results = symbol.bind(mx.cpu(), args).forward()
+        assert len(results) == len(expected), name
+        for a, b in zip(results, expected):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), name
+            np.testing.assert_array_equal(a.asnumpy(), b.asnumpy(), err_msg=name)
+        tested += 1
+    assert tested > 30
+
+
+def test_functions_of_np_take_names_and_numbers():
+    x = var("x")
+    node = mx.sym.np.exp(x, name="e")
+    assert node.name == "e" and node.list_outputs() == ["e_output"]
+    assert type(mx.np.exp(x)) is _Symbol  # the function is the same
+    assert run(mx.sym.np.add(x, 2), x=X).asnumpy().tolist() == (X + 2).tolist()
+    assert run(mx.sym.np.power(2, x), x=X).asnumpy().tolist() == (2**X).tolist()

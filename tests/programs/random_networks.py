@@ -19,6 +19,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import autograd, nd
+from mpgluon._internal import kinds
 from mpgluon.gluon import nn, rnn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
@@ -48,7 +49,7 @@ def normalise(F, x):
 
 def positions(F, x):
     """Uses two views of a constant array in a product that is too large to be cached."""
-    count = F.arange(0, 96, ctx=x.context, dtype=x.dtype)
+    count = kinds.like(F.arange(0, 96, ctx=x.context, dtype=x.dtype), x)
     outer = F.broadcast_mul(F.reshape(count, shape=(1, 96)), F.reshape(count, shape=(96, 1)))
     table = F.mean(F.sin(outer * 0.01), axis=0, keepdims=True)
     return F.broadcast_add(x, F.slice_axis(table, axis=1, begin=0, end=WIDTH))
@@ -121,7 +122,9 @@ UNARY = {
     "norm": lambda F, x: F.broadcast_div(x, F.norm(x, axis=1, keepdims=True) + 1),
     "cumsum": lambda F, x: F.cumsum(x, axis=1) * 0.3,
     "sort": lambda F, x: F.sort(x, axis=1),
-    "take": lambda F, x: F.take(x, F.array([5, 0, 0, 3, 1, 5], ctx=x.context), axis=1),
+    "take": lambda F, x: F.take(
+        x, kinds.like(F.array([5, 0, 0, 3, 1, 5], ctx=x.context), x), axis=1
+    ),
     "turn": lambda F, x: F.reverse(x, axis=0) + F.transpose(F.transpose(x)),
     "halves": lambda F, x: F.concat(*reversed(F.split(x, num_outputs=2, axis=1)), dim=1),
     "slice": lambda F, x: F.concat(
@@ -135,9 +138,12 @@ UNARY = {
     "dropout": lambda F, x: F.Dropout(x, p=0.3),
     "draw": lambda F, x: (
         x
-        + F.random.normal(shape=(WIDTH,), ctx=x.context, dtype=x.dtype)
-        .reshape((1, WIDTH))
-        .broadcast_like(x)
+        + F.broadcast_like(
+            kinds.like(F.random.normal(shape=(WIDTH,), ctx=x.context, dtype=x.dtype), x).reshape(
+                (1, WIDTH)
+            ),
+            x,
+        )
         * 0.1
     ),
     "stop": lambda F, x: x * F.BlockGrad(x) + x,
@@ -174,9 +180,14 @@ BINARY = {
         F.slice_axis(x, axis=1, begin=0, end=4), F.slice_axis(y, axis=1, begin=4, end=6), dim=1
     ),
     "products": lambda F, x, y: (
-        F.reshape(F.batch_dot(rows(F, x, 2, 3), rows(F, y, 3, 2)), shape=(-1, 4))
-        .tile((1, 2))
-        .slice_axis(axis=1, begin=0, end=6)
+        F.slice_axis(
+            F.tile(
+                F.reshape(F.batch_dot(rows(F, x, 2, 3), rows(F, y, 3, 2)), shape=(-1, 4)), (1, 2)
+            ),
+            axis=1,
+            begin=0,
+            end=6,
+        )
         * 0.3
     ),
 }
@@ -209,7 +220,7 @@ class Network(random_blocks.Network):
     def __init__(self, case, together):
         super().__init__(case, together)
         self.captured = [
-            nd.full((1, WIDTH), 0.5 + i / 8, ctx=place, dtype=case.dtype)
+            kinds.of_mode(nd.full((1, WIDTH), 0.5 + i / 8, ctx=place, dtype=case.dtype))
             for i, place in enumerate(self.places)
         ]
 
@@ -276,16 +287,23 @@ class Case:
             len(self.nodes),
             *[int(i) for i in draw.randint(0, len(self.nodes) + 1, draw.randint(0, 3))],
         ]
+        self.numpy = draw.rand() < 0.3  # also runs on arrays of mx.np
 
     def __str__(self):
         steps = "".join(f"\n  v{i + 1} = {node}" for i, node in enumerate(self.nodes))
         order = "second" if self.second else "first"
         return (
-            f"seed {self.seed}: {self.dtype}, {order} order, {self.devices} devices, rows "
+            f"seed {self.seed}: {self.dtype}{' of mx.np' if self.numpy else ''}, {order} order, "
+            f"{self.devices} devices, rows "
             f"{self.sizes}{steps}\n  results {self.outputs}"
         )
 
-    def run(self, flags, together):
+    def run(self, flags, together, numpy=False):
+        """Runs the case on arrays of mx.np, or of mx.nd if not `numpy`."""
+        with mx.util.np_shape(numpy), mx.util.np_array(numpy):
+            return self.train(flags, together)
+
+    def train(self, flags, together):
         """Returns results, gradients, parameters and running statistics of all steps as NumPy
         arrays. Predictions in between must not draw random numbers, which is checked by a
         different number of predictions in every way of running."""
@@ -298,11 +316,8 @@ class Case:
         params = list(net.collect_params().values())
         found = []
         for step, size in enumerate(self.sizes):
-            x = nd.array(
-                np.random.RandomState(step).uniform(-1, 1, (size, WIDTH)),
-                ctx=on(0),
-                dtype=self.dtype,
-            )
+            values = np.random.RandomState(step).uniform(-1, 1, (size, WIDTH))
+            x = kinds.of_mode(nd.array(values, ctx=on(0), dtype=self.dtype))
             x.attach_grad()
             with autograd.record():
                 outputs = net(x)
@@ -324,7 +339,7 @@ class Case:
                 array *= 0.75
             for _ in range(predictions):
                 net(x)
-        found += net(nd.ones((3, WIDTH), ctx=on(0), dtype=self.dtype))
+        found += net(kinds.of_mode(nd.ones((3, WIDTH), ctx=on(0), dtype=self.dtype)))
         return [array.astype("float64").asnumpy() for array in found]
 
     def check(self):
@@ -340,7 +355,7 @@ class Case:
             for flags in ways:
                 for together in (True, False):
                     for i, (a, b) in enumerate(
-                        zip(self.run(flags, together), expected, strict=True)
+                        zip(self.run(flags, together, self.numpy), expected, strict=True)
                     ):
                         where = "one device" if together else f"{self.devices} devices"
                         np.testing.assert_array_equal(

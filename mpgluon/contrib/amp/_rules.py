@@ -8,6 +8,7 @@ import numpy as np
 
 from ... import _core
 from ...base import MXNetAssertionError
+from ...symbol._graph import row_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +89,9 @@ class Rules:
 
     def of(self, call: Any) -> str:
         """Returns the kind of a call (`_core.OpCall`)."""
+        row = row_name(call)
         for name, param, value in self.conditions:
-            if name == call.name and call.text(param) == value:
+            if name == row and call.text(param) == value:
                 return "full"
-        kind = self.kinds.get(call.name, "any")
+        kind = self.kinds.get(row, "any")
         return "full" if kind == "loss" else kind

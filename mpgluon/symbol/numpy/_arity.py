@@ -29,6 +29,8 @@ DYNAMIC = {
 SEQUENCES = {"arrays", "seq", "tup", "arys", "operands", "xi", "args"}
 FIXED = {
     "np.histogram": 2,
+    "np.tril_indices_from": 2,
+    "np.triu_indices_from": 2,
     "np.linalg.svd": 3,
     "np.linalg.slogdet": 2,
     "np.linalg.eig": 2,
@@ -49,7 +51,7 @@ _MAPS = {
 }
 _SPLITS = {"np.split", "np.array_split", "np.hsplit", "np.vsplit", "np.dsplit"}
 
-# The ops of MXNet's files whose names differ from those of the functions.
+# The ops of MXNet's files with other names than their functions.
 FUNCTIONS = {
     "_np_amax": "np.max",
     "_np_amin": "np.min",

@@ -1,6 +1,6 @@
 """Nodes of functions of ``mx.np`` that are written in Python.
 
-Such a function is a composition of ops, which often depends on the shapes of its arrays. The node
+A function is a composition of ops, which often depends on the shapes of its arrays. The node
 holds the function and its arguments, and calls the function when the symbol is traced, on arrays
 whose shapes are known. Inference traces the function on arrays without values.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Attributes of nodes in files: the function, and the arguments that contain inputs.
 _FUNCTION, _INPUTS = "__function__", "__inputs__"
-# Shapes that stand in for unknown ones while only dtypes are inferred.
+# Placeholders for unknown shapes while only dtypes are inferred.
 _SHAPES = ((2, 2), (2,), (2, 2, 2), ())
 _NUMBERS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
@@ -136,6 +136,11 @@ class Composition(PythonCall):
     def text(self, name: str) -> str:
         return _text(self._arguments[name])
 
+    def without(self, name: str) -> Composition:
+        """Returns the call without an argument."""
+        rest = {key: value for key, value in self._arguments.items() if key != name}
+        return Composition(self.path, rest, self._count)
+
     def texts(self) -> dict[str, str]:
         """Returns the attributes of the node."""
         with_inputs = {}
@@ -171,7 +176,7 @@ class Composition(PythonCall):
                     return [(shape, None) for shape, _ in found]
                 except MemoryError:
                     raise
-                except Exception:  # the function may reject a dtype that only stands in
+                except Exception:  # the function may reject a placeholder dtype
                     continue
         elif not any(shapes) and None not in dtypes:
             for shape in _SHAPES:
@@ -180,7 +185,7 @@ class Composition(PythonCall):
                     return [(None, dtype) for _, dtype in found]
                 except MemoryError:
                     raise
-                except Exception:  # the function may reject a shape that only stands in
+                except Exception:  # the function may reject a placeholder shape
                     continue
         return unknown
 
@@ -234,7 +239,7 @@ class Composition(PythonCall):
 
 
 def is_composition(attrs: dict[str, str]) -> bool:
-    """True if the attributes of a node are those of a `Composition`."""
+    """True if a node with these attributes is a `Composition`."""
     return _FUNCTION in attrs
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ... import _core
 from ...attribute import AttrScope
 from ...name import NameManager
+from ...numpy import _fallback
 from .._functions import Function, attributes, is_numpy, single, symbol_type
 from .._graph import make
 from ..symbol import Symbol
@@ -38,7 +39,7 @@ def node_of_op(
     is_numpy(op, [symbol for symbol in inputs if symbol is not None], numpy=True)
     variadic = _core.get_op(op).describe()["inputs"][-1]["variadic"]
     call = _core.OpCall(op, {**params, "num_args": len(inputs)} if variadic else params)
-    entries = [symbol and single(symbol, op) for symbol in inputs]
+    entries = [None if symbol is None else single(symbol, op) for symbol in inputs]
     given = {}
     if not variadic:
         names = call.input_names(len(entries))
@@ -122,10 +123,11 @@ class _Once(NameManager):
         return self._outer.get(chosen, hint)
 
 
+# NumPy's own functions, which need values.
+_ON_COPIES = set(_fallback.__all__)
 # The type of functions of mx.np that are ops.
-_OP_FUNCTION = getattr(_core, "NumPyFunction", None)
-if _OP_FUNCTION is not None:
-    _core.set_symbol_node(Symbol, node_of_op)
+_OP_FUNCTION = _core.NumPyFunction
+_core.set_symbol_node(Symbol, node_of_op)
 
 
 def fill(names: dict[str, Any], space: Any, path: str) -> list[str]:
@@ -133,6 +135,8 @@ def fill(names: dict[str, Any], space: Any, path: str) -> list[str]:
     public = getattr(space, "__all__", None) or [key for key in vars(space) if key[0] != "_"]
     found = []
     for name in public:
+        if name in _ON_COPIES:
+            continue
         value = getattr(space, name)
         if callable(value) and not isinstance(value, type) and name not in names:
             names[name] = SymbolFunction(f"{path}.{name}")
