@@ -23,7 +23,7 @@ static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array 
   part.end = (mpg_opt_int){.value = begin + count, .present = 1};
   split.num_outputs = count;
   split.axis = 0;
-  split.squeeze_axis = whole->tensor.desc.shape.ndim > 1;
+  split.squeeze_axis = whole->tensor.desc.shape.ndim > 1 || whole->numpy;
   if (whole->tensor.desc.shape.dims[0] != count) {
     MPG_TRY(mpg_call(mpg_op_get(MPG_OP_slice_axis), &part, &input, 1, &made, 1, NULL));
     input = &made;

@@ -67,6 +67,20 @@ def test_dynamic_shapes_of_np():
         assert float(block(x)) == sum(set(values))
 
 
+def test_loops_over_vectors():
+    def function(F, xs, state):
+        def step(x, s):
+            assert x.shape == ()
+            return x * s, s + x
+
+        return F.contrib.foreach(step, xs, state)
+
+    outputs, last, *_ = both(
+        lambda F, xs, s: [*function(F, xs, s)], X[0], np.array(2, "float32").reshape(())
+    )
+    assert outputs.shape == (3,) and last.shape == () and last == 4
+
+
 @pytest.mark.parametrize("limit", [4, 2000])
 def test_loops_over_matrices(limit):
     xs = np.random.RandomState(0).uniform(-1, 1, (limit, 3)).astype("float32")

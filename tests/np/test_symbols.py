@@ -211,6 +211,22 @@ def test_hidden_names_of_nd():
         var("x")[0] = 1
 
 
+def test_loops_and_branches_of_np_symbols():
+    x, s = var("x"), var("s")
+    outputs, last = mx.sym.contrib.foreach(lambda a, b: (a * b, a + b), x, s)
+    assert type(outputs) is type(last) is _Symbol
+    branch = mx.sym.contrib.cond(mx.sym.sum(x) > 0, lambda: x * 2, lambda: x - 1)
+    assert type(branch) is _Symbol
+    group = mx.sym.Group([outputs, last, branch])
+    with mx.util.np_shape(True):
+        assert group.infer_shape(x=(3,), s=())[1] == [(3,), (), (3,)]
+    group = mx.sym.load_json(group.tojson())
+    mx.util.set_np_shape(False)
+    args = {"x": nd.array([1, 2, 3]), "s": nd.array(2).reshape(())}
+    results = group.bind(mx.cpu(), args).forward()
+    assert [a.asnumpy().tolist() for a in results] == [[2, 6, 15], 8, [2, 4, 6]]
+
+
 def test_symbols_of_recorded_np_arrays():
     x = nd.array([1, 2]).as_np_ndarray()
     x.attach_grad()
