@@ -59,9 +59,14 @@ parameter_changes = ChangeCount()
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 
+def _dense(array):
+    """Returns an array without sparse storage, which arrays of mx.np never have."""
+    return array if array.stype == "default" else array.tostype("default")
+
+
 def _plain(array):
     """Converts an array to dense storage, without its gradient."""
-    return array.plain if isinstance(array, RowGradientWeight) else array.tostype("default")
+    return array.plain if isinstance(array, RowGradientWeight) else _dense(array)
 
 
 class Parameter(MXNetNames):
@@ -498,7 +503,7 @@ class Parameter(MXNetNames):
     def _copies(self, data):
         """Returns the changes (`_core.at_once`) that copy an array with the parameter's shape to
         all devices."""
-        data = data.tostype("default").astype(self.dtype, copy=False)
+        data = _dense(data).astype(self.dtype, copy=False)
         if self._trainer is not None:
             self._trainer.notice(self)
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
@@ -635,7 +640,7 @@ class Parameter(MXNetNames):
         self._hold_data(data, self._grad_req, contents)
 
     def _init_impl(self, value, contexts, contents=()):
-        value = value.tostype("default").astype(self.dtype, copy=False)
+        value = _dense(value).astype(self.dtype, copy=False)
         self._take(value.copyto(contexts[0]), contexts, contents=contents)
 
     def _hold_data(self, data, req, contents=(), **values):
