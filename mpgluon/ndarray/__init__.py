@@ -7,6 +7,7 @@ has the names that begin with an underscore.
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from .. import _core

@@ -176,3 +176,28 @@ def test_onnx_refuses_results_that_differ_from_nd(result, tmp_path):
         mx.onnx.export_model(
             symbol, {}, in_shapes=[(2, 3)], onnx_file_path=str(tmp_path / "net.onnx")
         )
+
+
+class Named(gluon.HybridBlock):
+    """Calls functions of mx.np and mx.npx through F."""
+
+    def hybrid_forward(self, F, x):
+        return F.np.tanh(x) + F.np.add(x, 1) * F.np.exp(x)
+
+
+def test_functions_are_found_through_F(tmp_path):
+    net = Named()
+    net.hybridize()
+    x = nd.array(X).as_np_ndarray()
+    expected = net(x).asnumpy()
+    np.testing.assert_allclose(expected, np.tanh(X) + (X + 1) * np.exp(X), rtol=1e-6)
+    files = net.export(str(tmp_path / "net"))
+    assert ops_of(open(files[0]).read()) == [
+        "_npi_tanh",
+        "_npi_add_scalar",
+        "_npi_exp",
+        "_npi_multiply",
+        "_npi_add",
+    ]
+    loaded = gluon.SymbolBlock.imports(files[0], "data")
+    assert np.array_equal(loaded(x).asnumpy(), expected)

@@ -240,8 +240,10 @@ def test_symbols_of_recorded_np_arrays():
     ]
 
 
-# Functions of mx.np whose results depend on the call rather than on the arrays
-SKIPPED = {"empty", "empty_like", "may_share_memory", "shares_memory"}
+# Functions with undefined values, functions that iterate over the rows of a single array, and
+# functions whose results depend on values
+SKIPPED = {"empty", "empty_like", "may_share_memory", "shares_memory", "concatenate", "stack"}
+SKIPPED |= {"histogram", "nonzero", "where"}
 
 
 def calls_of_functions():

@@ -105,7 +105,8 @@ class SymbolFunction:
             try:
                 with AttrScope(**(attr or {})), _Once(name) if name else nullcontext():
                     return function(*args, **rest)
-            except NumberAsInput:
+            # AttributeError: the function reads a property of arrays, such as the number of axes
+            except (NumberAsInput, AttributeError):
                 pass
         return compose(self._path, args, kwargs)
 
