@@ -25,7 +25,7 @@ def output_names(call, count):
     """Returns the suffixes of the names of a call's outputs. `count` is the number of inputs."""
     names = call.output_names(count)
     # In MXNet, topk has a second, hidden output (the indices), so the name has a number.
-    if names == ("output",) and row_name(call) == "topk" and call.text("ret_typ") == "value":
+    if names == ("output",) and call.name == "topk" and call.text("ret_typ") == "value":
         return ("output0",)
     return names
 
