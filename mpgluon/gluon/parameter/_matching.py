@@ -37,7 +37,7 @@ def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
         if key == "shape":
             merged = _merge_shapes((value,) if isinstance(value, int) else value, existing)
             if merged is not None:
-                param._shape = merged
+                param.complete(merged)
                 continue
         elif key == "dtype" and dtype_name(value) == dtype_name(existing):
             continue

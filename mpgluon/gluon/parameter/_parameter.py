@@ -269,6 +269,11 @@ class Parameter(MXNetNames):
             )
         self._shape = shape
 
+    def complete(self, shape: Shape) -> None:
+        """Replaces the shape by one that also has the sizes that another user of the parameter
+        knows."""
+        self._shape = shape
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no Trainer, but it includes the contents of the gradients.
         return {
