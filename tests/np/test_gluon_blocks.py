@@ -331,3 +331,28 @@ def test_overridden_forward_is_traced():
     calls = Net.calls
     same_bits(net(array(DATA)).asnumpy(), expected)
     assert Net.calls == calls
+
+
+def test_functions_of_numpy_infer_unknown_shapes():
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            get = self.params.get
+            self.weight = get("weight", shape=(3, 0), allow_deferred_init=True)
+            self.bias = get("bias", shape=(0,), init="zeros", allow_deferred_init=True)
+
+        def hybrid_forward(self, F, x, weight, bias):
+            y = F.npx.fully_connected(x, weight, bias=bias, num_hidden=3, no_bias=False)
+            return F.np.sum(F.npx.relu(y), axis=1)
+
+    results = []
+    for hybridize in (False, True):
+        mx.random.seed(2)
+        net = Net()
+        net.initialize()
+        if hybridize:
+            net.hybridize()
+        results.append(net(array(DATA)).asnumpy())
+        assert net.weight.shape == (3, 3) and net.bias.shape == (3,)
+    same_bits(*results)
+    assert nd.np is mx.np and nd.npx is mx.npx

@@ -247,19 +247,24 @@ def _complete(op, name, args, kwargs):
     if name == "Custom":
         arrays, inferred = _inferred_custom(args, kwargs)
         return _resolved(where, name, args, kwargs, arrays, inferred)
-    if not isinstance(op, _core.Op):
+    roles = getattr(op, "arguments", None)  # of a function of mx.np
+    if roles is None and not isinstance(op, _core.Op):
         raise MXNetError(
             f"{where}: {name} is not an operator, so it cannot infer the "
             f"{size_of_unknown(unknown)}; give the full shape when the parameter is created"
         )
-    info = op.describe()
+    info = (op if roles is None else _core.get_op(op.op_name)).describe()
     inputs = [entry["name"] for entry in info["inputs"]]
     params = [entry["name"] for entry in info["params"]]
     if info["inputs"] and info["inputs"][-1]["variadic"]:
         arrays = dict(enumerate(args))
         options = kwargs
     else:
-        given = {**dict(zip([*inputs, *params], args)), **kwargs}
+        if roles is None:
+            given = {**dict(zip([*inputs, *params], args)), **kwargs}
+        else:
+            named = {**dict(zip(roles, args)), **kwargs}
+            given = {roles[key][1]: value for key, value in named.items() if key in roles}
         arrays = {key: given[key] for key in inputs if given.get(key) is not None}
         options = {key: value for key, value in given.items() if key in params}
     # With mixed precision, the op casts all inputs to one dtype, so infer with that dtype.
