@@ -29,20 +29,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {mpg_py_host_methods,
-                                 mpg_py_context_methods,
-                                 mpg_py_exchange_methods,
-                                 mpg_py_dlpack_methods,
-                                 mpg_py_number_methods,
-                                 mpg_py_op_methods,
-                                 mpg_py_function_methods,
-                                 mpg_py_autograd_methods,
-                                 mpg_py_runtime_methods,
-                                 mpg_py_profiler_methods,
-                                 mpg_py_extension_methods,
-                                 mpg_py_gpu_module_methods,
-                                 mpg_py_precision_methods,
-                                 methods};
+  PyMethodDef *const tables[] = {mpg_py_host_methods,      mpg_py_context_methods,
+                                 mpg_py_exchange_methods,  mpg_py_dlpack_methods,
+                                 mpg_py_number_methods,    mpg_py_op_methods,
+                                 mpg_py_function_methods,  mpg_py_autograd_methods,
+                                 mpg_py_runtime_methods,   mpg_py_profiler_methods,
+                                 mpg_py_extension_methods, mpg_py_gpu_module_methods,
+                                 mpg_py_precision_methods, methods};
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;
