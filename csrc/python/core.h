@@ -242,7 +242,7 @@ int mpg_py_number_init(void); /* looks up the ops that implement the operators *
 /* Returns the operator whose op for two arrays is `op` or its NumPy descriptor, or
  * MPG_PY_BINARY_COUNT. */
 mpg_py_binary mpg_py_binary_of(const mpg_op *op);
-/* Applies an operator to two operands, of which at least one is an array, and writes the result
+/* Applies an operator to two operands, one of them at least an array, and writes the result
  * into `out` unless it is NULL. Returns NotImplemented for unknown types of operands. */
 PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out);
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */

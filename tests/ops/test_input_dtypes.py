@@ -8,7 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, nd
-from support.traced_calls import traced_calls
+from samples.traced_calls import traced_calls
 
 OTHERS = {"float32": ("float64", "float16"), "float16": ("float32",)}
 

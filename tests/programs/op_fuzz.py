@@ -36,7 +36,7 @@ from mpgluon import _core, autograd
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
 from samples.base import all_samples
-from support.traced_calls import traced_calls
+from samples.traced_calls import traced_calls
 
 HUGE = [1 << 31, 1 << 32, (1 << 53), 1 << 62, (1 << 63) - 1, -(1 << 63), -(1 << 31)]
 INTEGERS = [0, 1, -1, 2, 3, *HUGE]

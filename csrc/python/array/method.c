@@ -17,7 +17,7 @@ static PyObject *get_dtype(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
   return Py_NewRef(mpg_dtype_valid(dtype) ? mpg_py->dtypes[dtype] : Py_None);
 }
-/* NumPy's dtype objects; those of mx.nd are scalar types. */
+/* mx.np has NumPy's dtype objects, and mx.nd has scalar types. */
 static PyObject *get_numpy_dtype(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
   if (!mpg_dtype_valid(dtype) || dtype == MPG_BFLOAT16) return get_dtype(self, NULL);
