@@ -186,10 +186,10 @@ class Initializer:
             self._init_default(name, arr)
 
     def _init_zero(self, _, arr):
-        arr[:] = 0.0
+        arr[...] = 0.0
 
     def _init_one(self, _, arr):
-        arr[:] = 1.0
+        arr[...] = 1.0
 
     _init_bias = _init_zero
     _init_beta = _init_zero
@@ -206,7 +206,7 @@ class Initializer:
         centre = (2 * factor - 1 - factor % 2) / (2.0 * factor)
         across = 1 - np.abs(np.arange(width) / factor - centre)
         down = 1 - np.abs(np.arange(height) / factor - centre)
-        arr[:] = np.broadcast_to(down[:, None] * across[None, :], arr.shape).astype("float32")
+        arr[...] = np.broadcast_to(down[:, None] * across[None, :], arr.shape).astype("float32")
 
     def _init_loc_bias(self, name, arr):
         if arr.shape != (6,):
@@ -214,13 +214,13 @@ class Initializer:
                 f"the bias of a spatial transformer's localisation must have shape (6,); {name} "
                 f"has {arr.shape}"
             )
-        arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], dtype="float32")
+        arr[...] = np.array([1.0, 0, 0, 0, 1.0, 0], dtype="float32")
 
     def _init_weight(self, name, arr):
         raise NotImplementedError(f"{type(self).__name__} must define _init_weight(name, array)")
 
     def _init_quantized_weight(self, _, arr):
-        arr[:] = random.randint(-127, 127, shape=arr.shape, dtype="int32").asnumpy().astype("int8")
+        arr[...] = random.randint(-127, 127, shape=arr.shape, dtype="int32").asnumpy().astype("int8")
 
     def _init_default(self, name, _):
         raise ValueError(
@@ -310,7 +310,7 @@ class Load:
                     f"{name} has shape {tuple(arr.shape)}, but the loaded array of that name "
                     f"has {tuple(source.shape)}"
                 )
-            arr[:] = source.as_in_context(arr.context).astype(arr.dtype)
+            arr[...] = source.as_in_context(arr.context).astype(arr.dtype)
         elif self.default_init is not None:
             self.default_init(name, arr)
         else:
@@ -385,7 +385,7 @@ class Zero(Initializer):
         super().__init__()
 
     def _init_weight(self, _, arr):
-        arr[:] = 0
+        arr[...] = 0
 
 
 @register
@@ -403,7 +403,7 @@ class One(Initializer):
         super().__init__()
 
     def _init_weight(self, _, arr):
-        arr[:] = 1
+        arr[...] = 1
 
 
 @register
@@ -422,7 +422,7 @@ class Constant(Initializer):
         self.value = value
 
     def _init_weight(self, _, arr):
-        arr[:] = self.value
+        arr[...] = self.value
 
     def dumps(self) -> str:
         import json
@@ -511,7 +511,7 @@ class Orthogonal(Initializer):
         )
         left, _, right = np.linalg.svd(draw.asnumpy(), full_matrices=False)
         chosen = left if left.shape == shape else right
-        arr[:] = (self.scale * chosen).reshape(arr.shape)
+        arr[...] = (self.scale * chosen).reshape(arr.shape)
 
 
 @register
@@ -618,7 +618,7 @@ class LSTMBias(Initializer):
 
     def _init_weight(self, _, arr):
         hidden = arr.shape[0] // 4
-        arr[:] = 0.0
+        arr[...] = 0.0
         arr[hidden : 2 * hidden] = self.forget_bias
 
 
@@ -721,4 +721,4 @@ class FusedRNN(Initializer):
                     )
                 init(piece_desc, piece)
             pieces.append(piece.reshape((-1,)))
-        arr[:] = ndarray.concat(*pieces, dim=0).reshape(arr.shape)
+        arr[...] = ndarray.concat(*pieces, dim=0).reshape(arr.shape)

@@ -491,7 +491,10 @@ class CustomCall(graph_breaks.PythonCall):
                 )
             return grads
 
-        dense = [array.tostype("default") for array in (*inputs[:count], *outputs)]
+        dense = [
+            array if array.stype == "default" else array.tostype("default")
+            for array in (*inputs[:count], *outputs)
+        ]
         return _core.record_function(backward, dense[:count], dense[count:])
 
 

@@ -353,7 +353,7 @@ mpg_status mpg_registry_init(void);
  * not be taken. */
 const mpg_op *mpg_registry_add(const mpg_op *row, bool named);
 int mpg_registry_room(void);                 /* number of rows that can be added */
-const mpg_op *mpg_op_get(mpg_op_id id);      /* `id` is an op of ops.def */
+const mpg_op *mpg_op_get(mpg_op_id id);      /* the op of mx.nd with this id */
 const mpg_op *mpg_op_find(const char *name); /* `name` may be an alias; NULL if not found */
 
 int mpg_op_num_inputs(const mpg_op *op, const void *params, int given);

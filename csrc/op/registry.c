@@ -143,7 +143,9 @@ const mpg_op *mpg_op_find(const char *name) {
   return op && prefix ? op->numpy : op;
 }
 
-const mpg_op *mpg_op_get(mpg_op_id id) { return &ops[id]; }
+const mpg_op *mpg_op_get(mpg_op_id id) {
+  return id < MPG_OP_COUNT ? &ops[id] : &added[id - MPG_OP_COUNT];
+}
 
 /* Returns the next name in a list such as "a, ?b, *c", and sets its marker (0 if none) and length.
  * Returns NULL at the end. */

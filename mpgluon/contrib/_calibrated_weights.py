@@ -480,7 +480,7 @@ def _best_scale(fold, values, x, size, options):
         for layer, weight in zip(fold.layers, weights):
             change = weight - _rounded(weight * each, *options[layer]) / each
             product = nd.dot(x[layer], nd.array(change, ctx=x[layer].context), transpose_b=True)
-            error += float(brought_to_all(product.square().sum()).asscalar())
+            error += float(brought_to_all(product.square().sum()))
         if least is None or error < least:
             best, least = (scale if exponent else None), error
     return best

@@ -150,7 +150,7 @@ def _checked(who, path, layer, format, group):
             f"{who}: the weight of '{path}' is not initialized; initialize the network and run one "
             "batch first"
         )
-    if not brought_to_all(nd.all_finite(weight.reduced())).asscalar():
+    if not brought_to_all(nd.all_finite(weight.reduced())).item():
         raise ValueError(
             f"{who}: the weight of '{path}' has infinite numbers or NaN, which have no scale; skip "
             "this layer"

@@ -195,7 +195,7 @@ def clip_global_norm(
         raise MXNetAssertionError("clip_global_norm: arrays must not be empty")
     total = global_norm(arrays)
     if check_isfinite:
-        norm = float(brought_to_all(total).asscalar())
+        norm = float(brought_to_all(total))
         if not np.isfinite(norm):
             warnings.warn(
                 "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.",

@@ -58,7 +58,7 @@ def total(array: NDArray) -> float:
     return float(
         ndarray.sum(
             array.astype("float32") if dtype_name(array.dtype) in ("float16", "bfloat16") else array
-        ).asscalar()
+        )
     )
 
 

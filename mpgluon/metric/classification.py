@@ -467,7 +467,7 @@ class Perplexity(EvalMetric):
             if self.ignore_label is not None:
                 keep = label != self.ignore_label
                 losses = losses * keep.astype(losses.dtype)
-                count = int(ndarray.sum(keep.astype("int64")).asscalar())
+                count = int(ndarray.sum(keep.astype("int64")).item())
             self._add(total(losses), count)
 
     def _mean(self, total, instances):

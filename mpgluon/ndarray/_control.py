@@ -248,7 +248,7 @@ def while_loop(
         raise ValueError("while_loop: max_iterations must be given")
     try:
         limit = int(
-            max_iterations.asscalar() if isinstance(max_iterations, NDArray) else max_iterations
+            max_iterations.item() if isinstance(max_iterations, NDArray) else max_iterations
         )
     except (TypeError, ValueError):
         raise ValueError(

@@ -353,6 +353,8 @@ def unravel_index(indices: Any, shape: Any, order: str = "C") -> tuple[Any, ...]
         Indices of elements.
     shape : int or tuple of int
         The shape of the array that the indices refer to.
+    order : {'C'}
+        The order of the elements.
 
     Returns
     -------

@@ -112,11 +112,7 @@ FUNCTIONS = {
     "vander": "Returns a Vandermonde matrix.",
 }
 LINALG_FUNCTIONS = {
-    "cond": "Returns the condition number of a matrix.",
     "lstsq": "Solves a linear system by least squares.",
-    "matrix_power": "Raises a square matrix to an integer power.",
-    "matrix_rank": "Returns the rank of a matrix.",
-    "multi_dot": "Returns the product of several matrices, in the fastest order.",
     "qr": "Returns the QR decomposition of a matrix.",
 }
 # Names that NumPy 2 removed -> the name with the same arguments and results.

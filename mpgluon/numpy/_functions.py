@@ -208,6 +208,8 @@ def pad(x: ndarray, pad_width: Any, mode: str = "constant", **kwargs: Any) -> nd
 
     Parameters
     ----------
+    x : ndarray
+        The array.
     pad_width : int, pair, or a pair per dimension
         The numbers of elements added before and after.
     mode : {'constant', 'edge', 'reflect', 'symmetric', 'maximum', 'minimum'}

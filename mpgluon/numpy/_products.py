@@ -341,7 +341,7 @@ def einsum(subscripts: str, *operands: ndarray, out: Any = None, optimize: Any =
     subscripts : str
         A label for each axis of each operand, such as ``"ij,jk->ik"``. ``...`` represents any axes,
         which are broadcast. Without ``->``, the result has the labels that occur once, sorted.
-    operands : ndarray
+    *operands : ndarray
         Arrays of equal dtypes. Axes of size 1 are broadcast.
     out : ndarray, optional
         The array that receives the result.

@@ -292,8 +292,12 @@ def index_update(a: ndarray, ind: ndarray, val: ndarray) -> ndarray:
 
     Parameters
     ----------
+    a : ndarray
+        The array.
     ind : ndarray
         Indices of shape (m, n): one row for each of the first m dimensions of `a`.
+    val : ndarray
+        The new numbers, broadcast to the selected part of `a`.
 
     Examples
     --------
@@ -309,8 +313,12 @@ def index_add(a: ndarray, ind: ndarray, val: ndarray) -> ndarray:
 
     Parameters
     ----------
+    a : ndarray
+        The array.
     ind : ndarray
         Indices of shape (m, n): one row for each of the first m dimensions of `a`.
+    val : ndarray
+        The numbers to add, broadcast to the selected part of `a`.
 
     Examples
     --------

@@ -425,7 +425,7 @@ def test_routine_validates_its_arguments():
     loop, sequence, branch = _core.Routine.loop, _core.Routine.sequence, _core.Routine.branch
     add, x, s = _core.CachedOp(lambda a, b: [a + b]), nd.ones((3, 2)), nd.ones((2,))
     step = sequence(2, [(add, None, [0, 1], 1)], [2, 2])
-    row = ((2,), "float32", mx.cpu(0))
+    row = ((2,), "float32", mx.cpu(0), False)
     rows, last = loop("foreach", 3, 1, 1, step, 0, None, 0, [row])([x, s])
     assert rows.shape == (3, 2) and (last.asnumpy() == 4).all()
     twice = sequence(

@@ -86,6 +86,7 @@ def test_every_public_operator_is_in_the_reference():
         public = [name for space, name in places if space in ("op", *SPACES)]
         known = row["name"] in described or functions.intersection(public)
         own = "tests_" not in row["name"]  # from the library of test_library.py
+        own &= not row["name"].startswith("_np")  # of mx.np
         if public and "hidden" not in row["flags"] and not known and own:
             missing.append(row["name"])
     assert len(described) > 300 and not missing

@@ -37,7 +37,7 @@ def all_finite(arrays: Iterable[Any]) -> bool:
                 nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=flag)
             flags.append(flag)
         flags = [brought_to_all(flag) for flag in flags]  # queue all copies before reading a flag
-        return all(flag.asscalar() != 0 for flag in flags)
+        return all(flag.item() != 0 for flag in flags)
 
 
 class LossScaler:

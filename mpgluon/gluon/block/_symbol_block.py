@@ -175,7 +175,8 @@ class SymbolBlock(HybridBlock):
         from ... import symbol
 
         names = [input_names] if isinstance(input_names, str) else list(input_names)
-        outputs = symbol.load(symbol_file)
+        with np_shape(is_np_shape()):  # a file of mx.np turns NumPy's shapes on
+            outputs = symbol.load(symbol_file)
         known = outputs.list_inputs()
         for name in names:
             if name not in known:

@@ -35,7 +35,7 @@ class Fillable:
         self.is_numpy = self.is_numpy or _core.is_np_array()
         devices = self.list_ctx() if self.deferred_init else self._devices(ctx)
         arrays = {
-            device: kinds.of_kind(nd.empty(self.shape, ctx=device, dtype=self.dtype), self.is_numpy)
+            device: kinds.of_kind(nd.empty(self._shape, ctx=device, dtype=self.dtype), self.is_numpy)
             for device in devices
         }
         return list(arrays.values()), lambda: self._hold_data(arrays, self.grad_req)

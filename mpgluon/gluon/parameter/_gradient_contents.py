@@ -169,7 +169,7 @@ def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Param
     held = {
         param
         for param, flag in flags
-        if (flag.asscalar() if isinstance(flag, nd.NDArray) else flag) != 0
+        if (flag.item() if isinstance(flag, nd.NDArray) else flag) != 0
     }
     return [*chosen, *[param for param in unsure if param in held]]
 

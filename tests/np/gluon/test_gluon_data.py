@@ -7,6 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import gluon, nd, npx
+from mpgluon._internal import kinds
 from mpgluon.gluon.data.vision import transforms
 from support.compare import same_bits
 
@@ -108,7 +109,7 @@ IMAGES = {
     "fixed_crop": lambda x: mx.image.fixed_crop(x, 1, 2, 3, 4, (5, 5)),
     "random_size_crop": lambda x: mx.image.random_size_crop(x, (4, 4), 0.5, (0.7, 1.3))[0],
     "color_normalize": lambda x: mx.image.color_normalize(
-        x.astype("float32"), nd.array([1, 2, 3]), nd.array([2, 3, 4])
+        x.astype("float32"), kinds.like(nd.array([1, 2, 3]), x), kinds.like(nd.array([2, 3, 4]), x)
     ),
     "copyMakeBorder": lambda x: mx.image.copyMakeBorder(x, 1, 1, 2, 2),
     "imrotate": lambda x: mx.image.imrotate(nd.transpose(x, (2, 0, 1)).astype("float32"), 30),

@@ -25,6 +25,7 @@ def test_parameters_are_mxnets(space, name, parameters):
         pytest.skip("not part of this package")
     function = getattr(module, name)
     found = inspect.signature(function).parameters
-    names = [key for key, each in found.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [key for key, each in found.items() if each.kind in kinds]
     wanted = [key for key in parameters if not key.startswith("*")]
     assert names[: len(wanted)] == wanted
