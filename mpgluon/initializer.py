@@ -220,7 +220,8 @@ class Initializer:
         raise NotImplementedError(f"{type(self).__name__} must define _init_weight(name, array)")
 
     def _init_quantized_weight(self, _, arr):
-        arr[...] = random.randint(-127, 127, shape=arr.shape, dtype="int32").asnumpy().astype("int8")
+        numbers = random.randint(-127, 127, shape=arr.shape, dtype="int32")
+        arr[...] = numbers.asnumpy().astype("int8")
 
     def _init_default(self, name, _):
         raise ValueError(

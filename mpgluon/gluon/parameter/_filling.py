@@ -34,8 +34,6 @@ class Fillable:
             return found, lambda: None
         self.is_numpy = self.is_numpy or _core.is_np_array()
         devices = self.list_ctx() if self.deferred_init else self._devices(ctx)
-        arrays = {
-            device: kinds.of_kind(nd.empty(self._shape, ctx=device, dtype=self.dtype), self.is_numpy)
-            for device in devices
-        }
+        made = {ctx: nd.empty(self._shape, ctx=ctx, dtype=self.dtype) for ctx in devices}
+        arrays = {ctx: kinds.of_kind(array, self.is_numpy) for ctx, array in made.items()}
         return list(arrays.values()), lambda: self._hold_data(arrays, self.grad_req)
