@@ -70,7 +70,8 @@ else:
     from ._functions import broadcast_to, expand_dims, full_like, power, stack
 
 # MXNet's names of NumPy's constants.
-NAN = NaN = nan
+NAN: float = nan
+NaN: float = nan
 NINF, NZERO, PINF, PZERO = -inf, -0.0, inf, 0.0
 bool = bool_
 

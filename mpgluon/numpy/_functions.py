@@ -20,7 +20,7 @@ from ._shapes import SHAPES
 from ._table import make
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ._named import (
@@ -142,7 +142,8 @@ def around(x: ndarray, decimals: int = 0, out: ndarray | None = None) -> Any:
     return divide(rint(x * scale), scale, out=out)
 
 
-round = round_ = around
+round: Callable[..., Any] = around
+round_: Callable[..., Any] = around
 
 
 def moveaxis(a: ndarray, source: int | Sequence[int], destination: int | Sequence[int]) -> ndarray:

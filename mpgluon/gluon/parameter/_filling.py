@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Fillable:
     """The part of `Parameter` that is filled piece by piece."""
 
+    is_numpy: bool
+
     def to_fill(self: Any, ctx: Devices | None) -> tuple[list[NDArray], Callable[[], None]]:
         """Returns the arrays of the parameter, one on each of its devices, for the caller to fill,
         and a function that the caller must call afterwards. The shape must be known.

@@ -123,7 +123,7 @@ class Parameter(MXNetNames):
 
     family: Any = None
     placed: list[Context] | None = None
-    is_numpy = False
+    is_numpy: bool = False
 
     def __init__(
         self,
