@@ -168,12 +168,21 @@ mpg_status mpg_infer_dropout(mpg_infer *infer) {
 
 enum { DRAW_WORDS = 5 }; /* saved mpg_random_key fields: all except `first` */
 
+/* Checks that an array of which `part` is a part, with `total` elements along the axis, could
+ * exist. */
+static mpg_status check_whole(mpg_shape part, int axis, int64_t total) {
+  part.dims[axis] = total;
+  return mpg_shape_known(&part) ? mpg_shape_check(&part, MPG_FLOAT64, NULL) : MPG_OK;
+}
+
 mpg_status mpg_infer_dropout_draw(mpg_infer *infer) {
   const mpg_dropout_draw_params *params = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
   int axis;
-  if (data->ndim >= 0)
+  if (data->ndim >= 0) {
     MPG_TRY(mpg_axis_normalize(params->axis, data->ndim, infer->op->name, &axis));
+    MPG_TRY(check_whole(*data, axis, params->total));
+  }
   mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
   return MPG_OK;
 }
@@ -195,6 +204,7 @@ mpg_status mpg_infer_dropout_part(mpg_infer *infer) {
           infer, "%lld elements along axis %d from %lld on are out of range for size %lld",
           (long long)data->shape.dims[axis], axis, (long long)params->begin,
           (long long)params->total);
+    MPG_TRY(check_whole(data->shape, axis, params->total));
   }
   if (!infer->train || !(params->p > 0)) mask = (mpg_shape){.ndim = 1, .dims = {0}};
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
