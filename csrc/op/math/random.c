@@ -168,8 +168,8 @@ mpg_status mpg_infer_dropout(mpg_infer *infer) {
 
 enum { DRAW_WORDS = 5 }; /* saved mpg_random_key fields: all except `first` */
 
-/* Checks that an array of which `part` is a part, with `total` elements along the axis, could
- * exist. */
+/* Checks that an array could exist that has `part` as a part and `total` elements along the axis.
+ */
 static mpg_status check_whole(mpg_shape part, int axis, int64_t total) {
   part.dims[axis] = total;
   return mpg_shape_known(&part) ? mpg_shape_check(&part, MPG_FLOAT64, NULL) : MPG_OK;
