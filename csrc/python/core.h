@@ -302,8 +302,7 @@ mpg_device *mpg_py_device(PyObject *object);
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
-/* --- Ops (call.c, op.c, function.c, docstring.c, params.c, extension.c)
- * ------------------------------------------- */
+/* --- Ops (call.c, op.c, function.c, docstring.c, params.c, extension.c) ----------------------- */
 /* Converts a text to a str and frees it. */
 PyObject *mpg_py_take_text(mpg_text *text);
 /* Returns the docstring of an op. `names` holds the names of its inputs, then of its parameters. */
