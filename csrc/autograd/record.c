@@ -294,17 +294,21 @@ static __attribute__((noinline)) mpg_status call_numpy(const mpg_op *op, const v
   if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);
-  return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+  return mpg_call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
 }
 
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate) {
-  bool numpy = mpg_op_is_numpy(op);
-  for (int i = 0; i < num_inputs; i++) numpy |= inputs[i]->numpy;
+  bool numpy = mpg_op_is_numpy(op), traced = mpg_mode.trace != NULL;
+  for (int i = 0; i < num_inputs; i++) {
+    numpy |= inputs[i]->numpy;
+    traced |= inputs[i]->trace != NULL;
+  }
   if (__builtin_expect(numpy, 0))
     return call_numpy(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
-  mpg_trace *trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
+  mpg_trace *trace = NULL;
+  if (__builtin_expect(traced, 0)) trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
   if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);

@@ -301,12 +301,19 @@ typedef uint64_t mpg_op_flags;
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given);
 
 struct mpg_op {
-  mpg_op_id id;
+  /* Each call reads the fields up to `params`, which therefore share a cache line. */
+  _Alignas(64) mpg_op_id id;
+  uint32_t saves;
+  mpg_op_flags flags;
   /* The op's NumPy descriptor, with the same id. Its inference follows NumPy: results without
    * dimensions instead of (1,), promotion of dtypes, bool results of comparisons. */
   const mpg_op *numpy;
-  const char *name;    /* MXNet's canonical name */
-  const char *aliases; /* other names, space-separated; "" for none */
+  mpg_infer_fn infer;
+  mpg_arity_fn num_inputs;  /* mpg_arity_names: one per name, or the given number for "*" */
+  mpg_arity_fn num_outputs; /* mpg_arity_names: one per name */
+  /* Allowed dtypes of the first input (of every array if it is a "*" list; of the output if the op
+   * has no inputs). Inference checks the remaining dtypes. */
+  mpg_dtype_set dtypes;
   /* Input names in order, such as "data, weight, bias"; "" if the op has no inputs.
    *   "?bias"          optional; the parameters tell whether it is present (num_inputs)
    *   "!moving_mean"   also written in place (auxiliary state)
@@ -314,23 +321,18 @@ struct mpg_op {
    *   "*!data"         one or more arrays, all of them also written
    *   "!moving_var=1"  a variable created for this input is initialized with ones */
   const char *inputs;
+  const mpg_param_table *params;
+
+  const char *name;    /* MXNet's canonical name */
+  const char *aliases; /* other names, space-separated; "" for none */
   /* Output names in order, such as "output, ~mean, ~var". "~" marks hidden outputs, which come last
    * and are returned only if the parameter output_mean_var is true. "?mask" is present for some
    * parameters only, and "*output" is repeated num_outputs times. */
   const char *outputs;
-  const mpg_param_table *params;
-  mpg_infer_fn infer;
   mpg_infer_fn infer_inputs; /* completes input shapes from output shapes */
   mpg_cost_fn cost;
   mpg_gradient_fn gradient; /* mpg_gradient_missing if not differentiable */
   mpg_compose_fn compose;   /* COMPOSED ops only; NULL if the op has a kernel */
-  mpg_arity_fn num_inputs;  /* mpg_arity_names: one per name, or the given number for "*" */
-  mpg_arity_fn num_outputs; /* mpg_arity_names: one per name */
-  uint32_t saves;
-  mpg_op_flags flags;
-  /* Allowed dtypes of the first input (of every array if it is a "*" list; of the output if the op
-   * has no inputs). Inference checks the remaining dtypes. */
-  mpg_dtype_set dtypes;
   mpg_batching_fn batching;
   const char *doc;
   const mpg_extension *extension; /* NULL for a row of ops.def */

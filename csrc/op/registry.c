@@ -463,27 +463,26 @@ mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, 
       &(mpg_infer){.op = op, .params = params, .num_inputs = num_inputs, .inputs = inputs});
 }
 
-/* Checks the inputs and infers the outputs. */
-static mpg_status infer_checked(mpg_infer *infer) {
-  const mpg_op *op = infer->op;
-  MPG_TRY(check(infer));
-  MPG_TRY(op->infer(infer));
-  if (op->flags & MPG_OP_TRUTH && mpg_op_is_numpy(op)) infer->outputs[0].dtype = MPG_BOOL;
-  return MPG_OK;
-}
-
-/* Infers an op that casts its inputs as if they had the common dtype already. */
-static mpg_status infer_promoted(mpg_infer *infer, mpg_dtype dtype) {
+/* Infers an op of NumPy's dialect. An op that casts its inputs is inferred as if they had the
+ * common dtype already. */
+static __attribute__((noinline)) mpg_status infer_numpy(mpg_infer *infer) {
   enum { MOST = 2 };
-  mpg_dtype given[MOST];
-  MPG_ASSERT(infer->num_inputs <= MOST);
-  for (int i = 0; i < infer->num_inputs; i++) {
-    given[i] = infer->inputs[i].dtype;
-    infer->inputs[i].dtype = dtype;
+  const mpg_op *op = infer->op;
+  mpg_desc *inputs = infer->inputs;
+  mpg_dtype given[MOST], dtype = MPG_DTYPE_NONE;
+  int count = mpg_op_promotes(op) ? infer->num_inputs : 0;
+  MPG_ASSERT(count <= MOST);
+  if (count > 0) dtype = mpg_promotion_target(op, inputs[0].dtype, inputs[count - 1].dtype);
+  if (dtype == MPG_DTYPE_NONE) count = 0;
+  for (int i = 0; i < count; i++) {
+    given[i] = inputs[i].dtype;
+    inputs[i].dtype = dtype;
   }
-  infer->op = mpg_op_get(mpg_promoted_op(infer->op, dtype))->numpy;
-  mpg_status status = infer_checked(infer);
-  for (int i = 0; i < infer->num_inputs; i++) infer->inputs[i].dtype = given[i];
+  if (count > 0) infer->op = op = mpg_op_get(mpg_promoted_op(op, dtype))->numpy;
+  mpg_status status = check(infer);
+  if (status == MPG_OK) status = op->infer(infer);
+  for (int i = 0; i < count; i++) inputs[i].dtype = given[i];
+  if (op->flags & MPG_OP_TRUTH) infer->outputs[0].dtype = MPG_BOOL;
   return status;
 }
 
@@ -495,11 +494,12 @@ mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train,
     outputs[i].shape.ndim = -1;
     outputs[i].dtype = MPG_DTYPE_NONE;
   }
-  if (mpg_op_promotes(op) && num_inputs > 0) {
-    mpg_dtype dtype = mpg_promotion_target(op, inputs[0].dtype, inputs[num_inputs - 1].dtype);
-    if (dtype != MPG_DTYPE_NONE) return infer_promoted(&infer, dtype);
+  if (__builtin_expect(mpg_op_is_numpy(op), 0)) {
+    MPG_TRY(infer_numpy(&infer));
+  } else {
+    MPG_TRY(check(&infer));
+    MPG_TRY(op->infer(&infer));
   }
-  MPG_TRY(infer_checked(&infer));
   if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE &&
       !(op->dtypes >> outputs[0].dtype & 1))
     return fail_dtype(&infer, outputs[0].dtype);

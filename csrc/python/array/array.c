@@ -194,8 +194,9 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
   return (int)count;
 }
 
-static PyObject *call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
-                         int num_inputs, bool separate) {
+static inline __attribute__((always_inline)) PyObject *call_as(const mpg_op *op, const void *params,
+                                                               mpg_array *const *inputs,
+                                                               int num_inputs, bool separate) {
   PyObject *result = mpg_py_array_new(num_inputs > 0 ? inputs[0]->numpy : mpg_op_is_numpy(op));
   if (result == NULL) return NULL;
   mpg_status status =
