@@ -11,13 +11,15 @@ positive definite, raises MXNetError when the values are used.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from operator import index
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .._core import MXNetTypeError, MXNetValueError, ndarray
-from ._draws import op as _op, stretched
+from .._core import MXNetValueError, ndarray
+from ._arguments import axes_of, axis_of, broadcast, check, common_shape, real_of
+from ._draws import op as _op
 from ._fallback import LINALG
 from ._products import matmul
 
@@ -50,18 +52,13 @@ __all__ = [
     "tensorsolve",
 ]
 
-_INTEGERS = ("bool", "uint8", "int8", "int32", "int64")
-
 lstsq: Callable[..., Any] = LINALG["lstsq"]
 
 
 def _floats(name, key, a):
     """Returns an array of mx.np, with integers and bools converted to float32."""
-    if not isinstance(a, ndarray):
-        raise MXNetTypeError(
-            f"linalg.{name}: {key} must be an array of mx.np, got {type(a).__name__}"
-        )
-    return a.astype("float32") if _core.dtype_name(a.dtype) in _INTEGERS else a
+    check(f"linalg.{name}", **{key: a})
+    return real_of(a)
 
 
 def _matrices(name, a, key="a", square=False):
@@ -121,14 +118,13 @@ def _vector_norm(x, order, axis):
     return (total + empty) ** (1 / order) * scale * (1 - empty.astype(x.dtype))
 
 
-def _singular_values(name, x, axes):
+def _singular_values(x, axes):
     """Returns the descending singular values of the matrices in two axes."""
     others = [i for i in range(x.ndim) if i not in axes]
     rows, columns = axes
     if x.shape[rows] > x.shape[columns]:  # the op needs at least as many columns as rows
         rows, columns = columns, rows
-    x = _op("transpose")(x, axes=(*others, rows, columns))
-    return _op("_svd")(_matrices(name, x, "x"))[1]
+    return _op("_svd")(_op("transpose")(x, axes=(*others, rows, columns)))[1]
 
 
 def _matrix_norm(x, order, axes):
@@ -143,7 +139,7 @@ def _matrix_norm(x, order, axes):
             f"linalg.norm: ord must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices, "
             f"got {order!r}"
         )
-    values = _singular_values("norm", x, axes)
+    values = _singular_values(x, axes)
     values = {2: values.max, -2: values.min, "nuc": values.sum}[order](axis=(-1,))
     for axis in sorted(axes):
         values = _op("expand_dims")(values, axis=axis)
@@ -185,13 +181,7 @@ def norm(
     """
     x = _floats("norm", "x", x)
     order = {"inf": math.inf, "-inf": -math.inf, "f": "fro"}.get(ord, ord)
-    if axis is None:
-        axes = tuple(range(x.ndim))
-    else:
-        axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-        axes = _normalized("norm", axes, x.ndim)
-        if len(set(axes)) < len(axes):
-            raise MXNetValueError(f"linalg.norm: axis {axis} has the same axis twice")
+    axes = axes_of(axis, x.ndim, "linalg.norm: axis")
     if order is None and (axis is None or len(axes) <= 2):
         order = 2
         result = _vector_norm(x, 2, axes) if axes else _op("abs")(x)
@@ -209,17 +199,6 @@ def norm(
             f"{'x has the shape ' + str(x.shape) if axis is None else f'axis is {axis}'}"
         )
     return result if keepdims or not axes else _op("squeeze")(result, axis=axes)
-
-
-def _normalized(name, axes, ndim):
-    """Returns axes as numbers from 0 to ndim - 1."""
-    axes = tuple(map(index, axes))
-    for axis in axes:
-        if not -ndim <= axis < ndim:
-            raise MXNetValueError(
-                f"linalg.{name}: axis {axis} is out of range for an array with {ndim} dimensions"
-            )
-    return tuple(axis % ndim for axis in axes)
 
 
 # --- Determinants, inverses and equations ---------------------------------------------------------
@@ -283,22 +262,17 @@ def solve(a: ndarray, b: ndarray) -> ndarray:
     a, b = _matrices("solve", a, square=True), _floats("solve", "b", b)
     vectors = b.ndim == 1 or b.shape == a.shape[:-1]
     right = b.shape if vectors else b.shape[:-1]
-    batch = _broadcast(a.shape[:-2], right[:-1])
-    if b.ndim == 0 or right[-1] != a.shape[-1] or batch is None:
+    batch = None
+    if b.ndim and right[-1] == a.shape[-1]:
+        with contextlib.suppress(ValueError):
+            batch = common_shape(a.shape[:-2], right[:-1])
+    if batch is None:
         raise MXNetValueError(
             f"linalg.solve: b must have a vector or the rows of a matrix of length {a.shape[-1]} "
             f"for each matrix of a, but a has the shape {a.shape} and b {b.shape}"
         )
-    a = stretched(a, (*batch, *a.shape[-2:]))
-    return _op("_solve")(a, stretched(b, (*batch, *b.shape[len(right) - 1 :])))
-
-
-def _broadcast(first, second):
-    """Returns the shape to which two shapes are broadcast, or None."""
-    length = max(len(first), len(second))
-    pairs = zip((1,) * (length - len(first)) + first, (1,) * (length - len(second)) + second)
-    shape = tuple(b if a == 1 else a if b in (1, a) else -1 for a, b in pairs)
-    return None if -1 in shape else shape
+    a = broadcast(a, (*batch, *a.shape[-2:]))
+    return _op("_solve")(a, broadcast(b, (*batch, *b.shape[len(right) - 1 :])))
 
 
 def tensorinv(a: ndarray, ind: int = 2) -> ndarray:
@@ -338,7 +312,8 @@ def tensorsolve(a: ndarray, b: ndarray, axes: Sequence[int] | None = None) -> nd
     a, b = _floats("tensorsolve", "a", a), _floats("tensorsolve", "b", b)
     if axes is not None:
         order = list(range(a.ndim))
-        for axis in _normalized("tensorsolve", axes, a.ndim):
+        for axis in axes:
+            axis = axis_of(axis, a.ndim, "linalg.tensorsolve: axis")
             order.remove(axis)
             order.append(axis)
         a = _op("transpose")(a, axes=order)
@@ -591,7 +566,7 @@ def matrix_power(a: ndarray, n: int) -> ndarray:
     if n == 0:
         size = a.shape[-1]
         unit = _op("_eye")(size, size, dtype=a.dtype, ctx=a.context)
-        return stretched(unit, a.shape)
+        return broadcast(unit, a.shape)
     if n < 0:
         a, n = inv(a), -n
     result = None
