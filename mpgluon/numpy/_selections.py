@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as _np
 
 from .. import _core
-from .._core import MXNetTypeError, MXNetValueError, NDArray, ndarray
+from .._core import MXNetValueError, NDArray, ndarray
 from .._internal import graph_breaks
+from ._arguments import check
 from ._draws import as_parameter, op, place_of, shape_of
 
 if TYPE_CHECKING:
@@ -70,8 +72,7 @@ def multinomial(
     >>> np.random.multinomial(100, [0, 1, 0]).tolist()
     [0, 100, 0]
     """
-    place = place_of(ctx, device)
-    pvals = _probabilities("multinomial", "pvals", pvals, place or _core.current_context())
+    pvals = _probabilities("multinomial", "pvals", pvals, place_of(ctx, device, pvals))
     if pvals.ndim != 1:
         raise MXNetValueError(
             f"random.multinomial: pvals must have one dimension, but has the shape {pvals.shape}"
@@ -79,7 +80,7 @@ def multinomial(
     n, shape, outcomes = index(n), shape_of(size), pvals.shape[0]
     if n < 0:
         raise MXNetValueError(f"random.multinomial: n must not be negative, got {n}")
-    rows = int(_np.prod(shape, dtype=object))
+    rows = math.prod(shape)
     place = pvals.context
     if not (outcomes and rows and n):
         return _full((*shape, outcomes), 0, dtype="int64", ctx=place)
@@ -131,11 +132,7 @@ def choice(
     >>> np.random.choice(3, size=2, p=[0, 0, 1]).tolist()
     [2, 2]
     """
-    place = place_of(ctx, device)
-    for value in (a, p, out):
-        if place is None and isinstance(value, ndarray):
-            place = value.context
-    place = place or _core.current_context()
+    place = place_of(ctx, device, a, p, out)
     shape = shape_of(out.shape if size is None and out is not None else size)
     items = None
     if hasattr(a, "__index__") and not isinstance(a, NDArray):
@@ -147,7 +144,7 @@ def choice(
                 f"random.choice: a must have one dimension, but has the shape {items.shape}"
             )
         total = items.shape[0]
-    count = int(_np.prod(shape, dtype=object))
+    count = math.prod(shape)
     if total < 1 and count:
         raise MXNetValueError("random.choice: a must not be empty")
     if p is not None:
@@ -205,7 +202,7 @@ def permutation(
     >>> sorted(np.random.permutation(3).tolist())
     [0, 1, 2]
     """
-    place = place_of(ctx, device) or _core.current_context()
+    place = place_of(ctx, device, x)
     if hasattr(x, "__index__") and not isinstance(x, NDArray):
         return _shuffled(_arange(0, index(x), dtype="int64", ctx=place))
     x = _vector("permutation", x, place)
@@ -236,7 +233,6 @@ def shuffle(x: ndarray) -> None:
 
 
 def _check_axis(name, x):
-    if not isinstance(x, ndarray):
-        raise MXNetTypeError(f"random.{name}: x must be an array of mx.np, got {type(x).__name__}")
+    check(f"random.{name}", x=x)
     if x.ndim == 0:
         raise MXNetValueError(f"random.{name}: x must have at least one dimension")

@@ -17,13 +17,13 @@ if at all, when the numbers are drawn.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING
-
-import numpy as _np
 
 from .._core import MXNetTypeError, MXNetValueError, ndarray
 from ..random import seed as _seed
-from ._draws import Call, as_parameter, op, place_of, shape_of, stretched, values_of
+from ._arguments import broadcast, common_shape
+from ._draws import Call, as_parameter, op, place_of, shape_of, values_of
 from ._selections import choice, multinomial, permutation, shuffle
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def uniform(
     >>> draws.shape, str(draws.dtype), np.random.uniform().shape
     ((2, 3), 'float32', ())
     """
-    call = Call("uniform", {"low": low, "high": high}, size, dtype, place_of(ctx, device), out)
-    return call.direct("uniform", call.floats("low"), call.floats("high"))
+    call = Call("uniform", {"low": low, "high": high}, size, dtype, ctx, device, out)
+    return call.direct("uniform", *call.values())
 
 
 def normal(
@@ -138,8 +138,9 @@ def normal(
     >>> np.random.normal(5, 0.1, size=(2, 3)).shape
     (2, 3)
     """
-    call = Call("normal", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
-    return call.normal()
+    call = Call("normal", {"loc": loc, "scale": scale}, size, dtype, ctx, device, out)
+    loc, scale = call.values(scale="not be negative")
+    return call.normal(loc, scale)
 
 
 def randn(
@@ -193,12 +194,9 @@ def lognormal(
     >>> bool((np.random.lognormal(size=4) > 0).asnumpy().all())
     True
     """
-    params = {"mean": mean, "sigma": sigma}
-    call = Call("lognormal", params, size, dtype, place_of(ctx, device), out)
-    call.require("sigma")
-    return call.finish(
-        _exp(call.floats("mean") + call.floats("sigma") * call.noise("normal", 0, 1))
-    )
+    call = Call("lognormal", {"mean": mean, "sigma": sigma}, size, dtype, ctx, device, out)
+    mean, sigma = call.values(sigma="not be negative")
+    return call.finish(_exp(mean + sigma * call.noise("normal", 0, 1)))
 
 
 def laplace(
@@ -220,10 +218,10 @@ def laplace(
     >>> np.random.laplace(size=4).shape
     (4,)
     """
-    call = Call("laplace", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
-    call.require("scale")
+    call = Call("laplace", {"loc": loc, "scale": scale}, size, dtype, ctx, device, out)
+    loc, scale = call.values(scale="not be negative")
     noise = call.noise("exponential", 1) - call.noise("exponential", 1)
-    return call.finish(call.floats("loc") + call.floats("scale") * noise)
+    return call.finish(loc + scale * noise)
 
 
 def gumbel(
@@ -245,9 +243,9 @@ def gumbel(
     >>> np.random.gumbel(size=4).shape
     (4,)
     """
-    call = Call("gumbel", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
-    call.require("scale")
-    return call.finish(call.floats("loc") - call.floats("scale") * _log(call.exponential()))
+    call = Call("gumbel", {"loc": loc, "scale": scale}, size, dtype, ctx, device, out)
+    loc, scale = call.values(scale="not be negative")
+    return call.finish(loc - scale * _log(call.exponential()))
 
 
 def logistic(
@@ -269,10 +267,9 @@ def logistic(
     >>> np.random.logistic(size=4).shape
     (4,)
     """
-    call = Call("logistic", {"loc": loc, "scale": scale}, size, dtype, place_of(ctx, device), out)
-    call.require("scale")
-    noise = _log(_expm1(call.exponential()))
-    return call.finish(call.floats("loc") + call.floats("scale") * noise)
+    call = Call("logistic", {"loc": loc, "scale": scale}, size, dtype, ctx, device, out)
+    loc, scale = call.values(scale="not be negative")
+    return call.finish(loc + scale * _log(_expm1(call.exponential())))
 
 
 def exponential(
@@ -293,9 +290,8 @@ def exponential(
     >>> np.random.exponential(0.5, size=4).shape
     (4,)
     """
-    call = Call("exponential", {"scale": scale}, size, dtype, place_of(ctx, device), out)
-    call.require("scale")
-    scale = call.floats("scale")
+    call = Call("exponential", {"scale": scale}, size, dtype, ctx, device, out)
+    (scale,) = call.values(scale="not be negative")
     if not call.arrays:
         return call.direct("exponential", 1 / scale if scale else float("inf"))
     return call.finish(scale * call.noise("exponential", 1))
@@ -319,9 +315,9 @@ def weibull(
     >>> np.random.weibull(5, size=4).shape
     (4,)
     """
-    call = Call("weibull", {"a": a}, size, dtype, place_of(ctx, device), out)
-    call.require("a", positive=True)
-    return call.finish(call.exponential() ** (1 / call.floats("a")))
+    call = Call("weibull", {"a": a}, size, dtype, ctx, device, out)
+    (a,) = call.values(a="be positive")
+    return call.finish(call.exponential() ** (1 / a))
 
 
 def pareto(
@@ -343,9 +339,9 @@ def pareto(
     >>> np.random.pareto(3, size=4).shape
     (4,)
     """
-    call = Call("pareto", {"a": a}, size, dtype, place_of(ctx, device), out)
-    call.require("a", positive=True)
-    return call.finish(_expm1(call.exponential() / call.floats("a")))
+    call = Call("pareto", {"a": a}, size, dtype, ctx, device, out)
+    (a,) = call.values(a="be positive")
+    return call.finish(_expm1(call.exponential() / a))
 
 
 def power(
@@ -366,9 +362,9 @@ def power(
     >>> np.random.power(3, size=4).shape
     (4,)
     """
-    call = Call("power", {"a": a}, size, dtype, place_of(ctx, device), out)
-    call.require("a", positive=True)
-    return call.finish((-_expm1(-call.exponential())) ** (1 / call.floats("a")))
+    call = Call("power", {"a": a}, size, dtype, ctx, device, out)
+    (a,) = call.values(a="be positive")
+    return call.finish((-_expm1(-call.exponential())) ** (1 / a))
 
 
 def rayleigh(
@@ -389,26 +385,24 @@ def rayleigh(
     >>> np.random.rayleigh(2, size=4).shape
     (4,)
     """
-    call = Call("rayleigh", {"scale": scale}, size, dtype, place_of(ctx, device), out)
-    call.require("scale")
-    return call.finish(call.floats("scale") * _sqrt(2 * call.exponential()))
+    call = Call("rayleigh", {"scale": scale}, size, dtype, ctx, device, out)
+    (scale,) = call.values(scale="not be negative")
+    return call.finish(scale * _sqrt(2 * call.exponential()))
 
 
 # --- Distributions composed of gamma draws --------------------------------------------------------
 
 
-def _positive(call, key):
-    """Returns parameter `key`, which must be positive, for the op of the gamma distribution. The
-    op refuses negative elements only, so elements that are 0 are replaced by -1."""
-    call.require(key, positive=True)
-    value = call.floats(key)
+def _positive(value):
+    """Returns a parameter that must be positive for the op of the gamma distribution. The op
+    refuses negative elements only, so elements that are 0 are replaced by -1."""
     return value - (value == 0) if isinstance(value, ndarray) else value
 
 
-def _log_gamma(call, key):
+def _log_gamma(call, a):
     """Draws logarithms of gamma draws of scale 1, which doesn't underflow for small parameters: a
     draw for `a` is a draw for `a + 1` times a uniform number to the power `1 / a`."""
-    a = _positive(call, key)
+    a = _positive(a)
     return _log(call.drawn("gamma", a + 1, 1)) - call.exponential() / _block_number(a)
 
 
@@ -435,8 +429,9 @@ def gamma(
     >>> np.random.gamma(2, 1, size=4).shape
     (4,)
     """
-    call = Call("gamma", {"shape": shape, "scale": scale}, size, dtype, place_of(ctx, device), out)
-    return call.direct("gamma", _positive(call, "shape"), _positive(call, "scale"))
+    call = Call("gamma", {"shape": shape, "scale": scale}, size, dtype, ctx, device, out)
+    shape, scale = call.values(shape="be positive", scale="be positive")
+    return call.direct("gamma", _positive(shape), _positive(scale))
 
 
 def chisquare(
@@ -457,8 +452,9 @@ def chisquare(
     >>> np.random.chisquare(2, size=4).shape
     (4,)
     """
-    call = Call("chisquare", {"df": df}, size, dtype, place_of(ctx, device), out)
-    return call.direct("gamma", _positive(call, "df") / 2, 2)
+    call = Call("chisquare", {"df": df}, size, dtype, ctx, device, out)
+    (df,) = call.values(df="be positive")
+    return call.direct("gamma", _positive(df) / 2, 2)
 
 
 def f(
@@ -480,11 +476,9 @@ def f(
     >>> np.random.f(5, 2, size=4).shape
     (4,)
     """
-    call = Call("f", {"dfnum": dfnum, "dfden": dfden}, size, dtype, place_of(ctx, device), out)
-    means = [
-        call.drawn("gamma", _positive(call, key) / 2, 1) / _block_number(call.floats(key))
-        for key in ("dfnum", "dfden")
-    ]
+    call = Call("f", {"dfnum": dfnum, "dfden": dfden}, size, dtype, ctx, device, out)
+    dfnum, dfden = call.values(dfnum="be positive", dfden="be positive")
+    means = [call.drawn("gamma", _positive(df) / 2, 1) / _block_number(df) for df in (dfnum, dfden)]
     return call.finish(means[0] / means[1])
 
 
@@ -508,8 +502,9 @@ def beta(
     >>> np.random.beta(2, 3, size=4).shape
     (4,)
     """
-    call = Call("beta", {"a": a, "b": b}, size, dtype, place_of(ctx, device), out)
-    return call.finish(_sigmoid(_log_gamma(call, "a") - _log_gamma(call, "b")))
+    call = Call("beta", {"a": a, "b": b}, size, dtype, ctx, device, out)
+    a, b = call.values(a="be positive", b="be positive")
+    return call.finish(_sigmoid(_log_gamma(call, a) - _log_gamma(call, b)))
 
 
 def dirichlet(
@@ -533,9 +528,9 @@ def dirichlet(
     >>> draws.shape, draws.sum(axis=-1).asnumpy().round(3).tolist()
     ((4, 3), [1.0, 1.0, 1.0, 1.0])
     """
-    call = Call("dirichlet", {"alpha": values_of(alpha)}, None, dtype, place_of(ctx, device), out)
+    call = Call("dirichlet", {"alpha": values_of(alpha)}, None, dtype, ctx, device, out)
     call.shape = (*shape_of(size), *call.shape)
-    return call.finish(_softmax(_log_gamma(call, "alpha"), axis=-1))
+    return call.finish(_softmax(_log_gamma(call, *call.values()), axis=-1))
 
 
 # --- Integers -------------------------------------------------------------------------------------
@@ -561,16 +556,9 @@ def poisson(
     >>> draws.shape, str(draws.dtype)
     ((3,), 'int64')
     """
-    call = _counting("poisson", {"lam": lam}, size, dtype, ctx, device, out)
-    call.require("lam")
-    return call.finish(call.drawn("poisson", call.floats("lam")))
-
-
-def _counting(name, params, size, dtype, ctx, device, out):
-    """Returns the call of a sampler whose results are counts. float64 holds them exactly."""
-    return Call(
-        name, params, size, dtype, place_of(ctx, device), out, default="int64", work="float64"
-    )
+    call = Call("poisson", {"lam": lam}, size, dtype, ctx, device, out, counts=True)
+    (lam,) = call.values(lam="not be negative")
+    return call.finish(call.drawn("poisson", lam))
 
 
 def negative_binomial(
@@ -593,10 +581,8 @@ def negative_binomial(
     >>> np.random.negative_binomial(3, 0.5, size=4).shape
     (4,)
     """
-    call = _counting("negative_binomial", {"n": n, "p": p}, size, dtype, ctx, device, out)
-    call.require("n", positive=True)
-    call.fraction("p")
-    n, p = call.floats("n"), call.floats("p")
+    call = Call("negative_binomial", {"n": n, "p": p}, size, dtype, ctx, device, out, counts=True)
+    n, p = call.values(n="be positive", p="be from 0 to 1")
     if not call.arrays and n != int(n):
         n = call.filled(n)
     return call.finish(call.drawn("negative_binomial", n, p))
@@ -622,9 +608,9 @@ def binomial(
     >>> np.random.binomial(10, [0, 1]).tolist()
     [0, 10]
     """
-    call = _counting("binomial", {"n": n, "p": p}, size, dtype, ctx, device, out)
-    call.require("n")
-    n, p = call.floats("n"), call.filled(call.checked_fraction("p"))
+    call = Call("binomial", {"n": n, "p": p}, size, dtype, ctx, device, out, counts=True)
+    n, p = call.values(n="not be negative", p="be from 0 to 1")
+    p = call.filled(call.checked(p))
     # Splits at order statistics. If n uniform numbers are drawn, the k-th smallest has the
     # distribution beta(k, n + 1 - k). If it is at most p, k of the numbers are successes, and the
     # n - k larger ones are uniform above it; otherwise only the k - 1 smaller ones can be
@@ -677,13 +663,14 @@ def randint(
     """
     if high is None:
         low, high = 0, low
-    call = _counting("randint", {"low": low, "high": high}, size, dtype, ctx, device, out)
+    params = {"low": low, "high": high}
+    call = Call("randint", params, size, dtype, ctx, device, out, counts=True)
     if call.dtype not in ("int32", "int64"):
         raise MXNetTypeError(f"random.randint: dtype must be int32 or int64, got {call.dtype}")
     if not call.arrays:
         low, high = (int(call.params[key]) for key in ("low", "high"))
         return call.direct("randint", low, high)
-    low, high = call.floats("low"), call.floats("high")
+    low, high = call.values()
     return call.finish(_floor(low + (high - low) * call.noise("uniform", 0, 1)))
 
 
@@ -725,17 +712,14 @@ def multivariate_normal(
     >>> np.random.multivariate_normal([0, 5], [[1, 0], [0, 2]], size=(3,)).shape
     (3, 2)
     """
-    place = place_of(ctx, device)
-    for value in (mean, cov):
-        if place is None and isinstance(value, ndarray):
-            place = value.context
-    call = Call("multivariate_normal", {"mean": values_of(mean)}, None, dtype, place, None)
-    mean = call.floats("mean")
+    place = place_of(ctx, device, mean, cov)
+    call = Call("multivariate_normal", {"mean": values_of(mean)}, None, dtype, place, None, None)
+    (mean,) = call.values()
     cov = call.cast(as_parameter(call.name, "cov", values_of(cov), call.ctx), call.work)
     n, batch = mean.shape[-1], None
     if cov.shape[-2:] == (n, n):
         with contextlib.suppress(ValueError):
-            *batch, _ = _np.broadcast_shapes(mean.shape, cov.shape[:-1])
+            *batch, _ = common_shape(mean.shape, cov.shape[:-1])
     if batch is None:
         raise MXNetValueError(
             "random.multivariate_normal: mean must have the shape (..., n) and cov (..., n, n), "
@@ -744,11 +728,11 @@ def multivariate_normal(
     shape = call.shape = (*shape_of(size), *batch, n)
     if 0 in shape:
         return call.finish(call.filled(0))
-    rows, matrices = (int(_np.prod(sizes, dtype=object)) for sizes in (shape_of(size), batch))
+    rows, matrices = math.prod(shape_of(size)), math.prod(batch)
     call.shape = (rows, matrices, n)
     vectors, values = _eigenvectors(_block(cov))
     # Rounding can make the eigenvalue 0 of a semidefinite matrix negative.
     factors = vectors * _sqrt(op("_maximum_scalar")(values, scalar=0)).reshape((*values.shape, 1))
-    factors = stretched(factors, (*batch, n, n)).reshape((matrices, n, n))
+    factors = broadcast(factors, (*batch, n, n)).reshape((matrices, n, n))
     draws = op("batch_dot")(call.noise("normal", 0, 1).transpose((1, 0, 2)), factors)
     return call.finish(mean + draws.transpose((1, 0, 2)).reshape(shape))

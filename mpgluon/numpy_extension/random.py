@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core
-from .._core import MXNetTypeError, MXNetValueError, ndarray
-from ..numpy._draws import Call, place_of, shape_of
+from .._core import MXNetValueError, ndarray
+from ..numpy._arguments import check
+from ..numpy._draws import Call, op, shape_of
 from ..numpy.random import seed
 
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bernoulli", "categorical", "normal_n", "seed", "uniform_n"]
 
-_multinomial = _core.get_op("_npi__sample_multinomial")
-_sigmoid = _core.get_op("_npi_sigmoid")
+_multinomial, _sigmoid = op("_sample_multinomial"), op("sigmoid")
 
 
 def bernoulli(
@@ -58,12 +57,12 @@ def bernoulli(
     if (prob is None) == (logit is None):
         raise MXNetValueError("random.bernoulli: give either prob or logit")
     key, value = ("prob", prob) if logit is None else ("logit", logit)
-    call = Call("bernoulli", {key: value}, size, dtype, place_of(ctx, device), out)
+    call = Call("bernoulli", {key: value}, size, dtype, ctx, device, out)
     if logit is None:
-        prob = call.checked_fraction("prob")
+        prob = call.checked(*call.values(prob="be from 0 to 1"))
     else:
-        prob = call.floats("logit")
-        prob = _sigmoid(prob if isinstance(prob, ndarray) else call.filled(prob))
+        (logit,) = call.values()
+        prob = _sigmoid(logit if isinstance(logit, ndarray) else call.filled(logit))
     return call.finish(call.noise("uniform", 0, 1) < prob)
 
 
@@ -86,10 +85,8 @@ def uniform_n(
     >>> npx.random.uniform_n(np.random.rand(3), 2, batch_shape=(5, 4)).shape
     (5, 4, 3)
     """
-    call = _batch(
-        "uniform_n", {"low": low, "high": high}, batch_shape, dtype, place_of(ctx, device)
-    )
-    return call.direct("uniform", call.floats("low"), call.floats("high"))
+    call = _batch("uniform_n", {"low": low, "high": high}, batch_shape, dtype, ctx, device)
+    return call.direct("uniform", *call.values())
 
 
 def normal_n(
@@ -111,12 +108,12 @@ def normal_n(
     >>> npx.random.normal_n(np.random.rand(3), 2, batch_shape=(5, 4)).shape
     (5, 4, 3)
     """
-    params = {"loc": loc, "scale": scale}
-    return _batch("normal_n", params, batch_shape, dtype, place_of(ctx, device)).normal()
+    call = _batch("normal_n", {"loc": loc, "scale": scale}, batch_shape, dtype, ctx, device)
+    return call.normal(*call.values(scale="not be negative"))
 
 
-def _batch(name, params, batch_shape, dtype, ctx):
-    call = Call(name, params, None, dtype, ctx, None)
+def _batch(name, params, batch_shape, dtype, ctx, device):
+    call = Call(name, params, None, dtype, ctx, device, None)
     call.shape = (*shape_of(batch_shape), *call.shape)
     return call
 
@@ -145,10 +142,6 @@ def categorical(
     >>> npx.random.categorical(npx.random.bernoulli(1, size=(2, 1)), shape=3).tolist()
     [[0, 0, 0], [0, 0, 0]]
     """
-    if not isinstance(data, ndarray):
-        raise MXNetTypeError(
-            f"random.categorical: data must be an array of mx.np, got {type(data).__name__}"
-        )
-    shape = shape_of(shape)
-    result = _multinomial(data, shape=shape, get_prob=get_prob, dtype=dtype)
+    check("random.categorical", data=data)
+    result = _multinomial(data, shape=shape_of(shape), get_prob=get_prob, dtype=dtype)
     return list(result) if get_prob else result

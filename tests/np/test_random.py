@@ -363,6 +363,7 @@ def test_choice_without_replacement_draws_one_after_the_other():
         (lambda: random.gamma(array(1), 0), "scale must be positive"),
         (lambda: random.gamma(array(1), array(-1)).asnumpy(), "beta must not be negative"),
         (lambda: random.gamma(array([1, 0])).asnumpy(), "element 1"),
+        (lambda: random.f(array(-1), 0), "dfden must be positive, got 0"),
         (lambda: random.poisson(-1), "lam must not be negative"),
         (lambda: random.binomial(3, 1.5), "p must be from 0 to 1"),
         (lambda: random.binomial(3, array([0.5, 1.5])).asnumpy(), "p must be from 0 to 1"),
@@ -373,6 +374,10 @@ def test_choice_without_replacement_draws_one_after_the_other():
         (lambda: mx.npx.random.bernoulli(), "either prob or logit"),
         (lambda: mx.npx.random.bernoulli(0.5, 0.5), "either prob or logit"),
         (lambda: random.normal(array([0]), 1, ctx=mx.cpu(1)), r"loc is on cpu\(0\)"),
+        (
+            lambda: random.multivariate_normal([0], array([[1]]), ctx=mx.cpu(1)),
+            r"multivariate_normal: cov is on cpu\(0\)",
+        ),
         (lambda: random.seed("a"), "must be an integer"),
         (lambda: random.shuffle(array(1)), "at least one dimension"),
     ],
@@ -388,7 +393,7 @@ def test_arrays_of_nd_and_other_dtypes_raise_type_errors():
     for dtype in ("int8", "uint8", "float32"):
         with pytest.raises(TypeError, match=f"dtype must be int32 or int64, got {dtype}"):
             random.randint(3, dtype=dtype)
-    with pytest.raises(TypeError, match="must be an array of mx.np, got list"):
+    with pytest.raises(TypeError, match="must be an array of mx.np, not list"):
         random.shuffle([1, 2])
 
 
