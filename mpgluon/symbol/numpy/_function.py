@@ -124,8 +124,8 @@ class _Once(NameManager):
         return self._outer.get(chosen, hint)
 
 
-# NumPy's own functions, which need values.
-_ON_COPIES = set(_fallback.__all__)
+# Functions that need values, change an array in place or set the seed.
+_WITHOUT_NODE = {*_fallback.__all__, "lstsq", "seed", "shuffle"}
 # The type of functions of mx.np that are ops.
 _OP_FUNCTION = _core.NumPyFunction
 _core.set_symbol_node(Symbol, node_of_op)
@@ -136,7 +136,7 @@ def fill(names: dict[str, Any], space: Any, path: str) -> list[str]:
     public = getattr(space, "__all__", None) or [key for key in vars(space) if key[0] != "_"]
     found = []
     for name in public:
-        if name in _ON_COPIES:
+        if name in _WITHOUT_NODE:
             continue
         value = getattr(space, name)
         if callable(value) and not isinstance(value, type) and name not in names:

@@ -1,6 +1,7 @@
 """Symbols of mx.sym.np: kinds, inference, executors, and functions of mx.np that are written in
 Python."""
 
+import inspect
 import pickle
 
 import numpy as np
@@ -290,3 +291,54 @@ def test_functions_of_np_take_names_and_numbers():
     assert type(mx.np.exp(x)) is _Symbol  # the function is the same
     assert run(mx.sym.np.add(x, 2), x=X).asnumpy().tolist() == (X + 2).tolist()
     assert run(mx.sym.np.power(2, x), x=X).asnumpy().tolist() == (2**X).tolist()
+
+
+SAMPLERS = {
+    "binomial": (4, 0.25),
+    "choice": (5,),
+    "dirichlet": ([1.0, 2.0],),
+    "multinomial": (5, [0.5, 0.5]),
+    "multivariate_normal": ([0.0, 1.0], [[1.0, 0.0], [0.0, 2.0]]),
+    "negative_binomial": (4, 0.25),
+    "permutation": (5,),
+    "rand": (2, 3),
+    "randint": (0, 9),
+    "randn": (2, 3),
+    "uniform": (0, 2),
+}
+
+
+@pytest.mark.parametrize("name", mx.sym.np.random.__all__)
+def test_samplers_of_symbols_draw_the_numbers_of_arrays(name):
+    parameters = [*inspect.signature(getattr(mx.np.random, name)).parameters]
+    args = SAMPLERS.get(name) or (2,) * parameters.index("size")
+    options = {} if name in ("permutation", "rand", "randn") else {"size": (2, 3)}
+    mx.random.seed(3)
+    expected = getattr(mx.np.random, name)(*args, **options)
+    symbol = mx.sym.load_json(getattr(mx.sym.np.random, name)(*args, **options).tojson())
+    mx.util.set_np_shape(False)
+    mx.random.seed(3)
+    result = symbol.bind(mx.cpu(), {}).forward()[0]
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(result.asnumpy(), expected.asnumpy())
+
+
+class Submodules(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        u, s, vt = F.np.linalg.svd(x)
+        ones = F.npx.random.bernoulli(F.np.ones_like(x))
+        image = F.npx.image.normalize(x.reshape(1, 2, 3), mean=1.0, std=2.0)
+        return F.np.dot(u * s, vt) + ones + image.sum()
+
+
+def test_networks_use_the_submodules_in_both_forms(tmp_path):
+    net = Submodules()
+    net.hybridize()
+    x = mx.np.array(X)
+    expected = net(x).asnumpy()
+    np.testing.assert_allclose(expected, X + 1 + ((X - 1) / 2).sum(), rtol=1e-5)
+    net.export(str(tmp_path / "net"))
+    loaded = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"])
+    assert np.array_equal(loaded(x).asnumpy(), expected)
+    result = run(net(var("x")), x=X)
+    np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-6)
