@@ -228,7 +228,7 @@ mpg_status mpg_infer_bincount(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* The largest element, or -1 if there is none. *least is the smallest element, or 0. */
+/* Updates `largest`, which starts at -1, and *least, which starts at 0. */
 #define LARGEST(type)                             \
   do {                                            \
     const type *items = values;                   \
@@ -238,6 +238,7 @@ mpg_status mpg_infer_bincount(mpg_infer *infer) {
     }                                             \
   } while (0)
 
+/* Returns the maximum of -1 and the elements. Sets *least to the minimum of 0 and the elements. */
 static int64_t largest_of(mpg_dtype dtype, const void *values, int64_t size, int64_t *least) {
   int64_t largest = -1;
   *least = 0;
@@ -256,9 +257,8 @@ mpg_status mpg_infer_bincount_bins(mpg_infer *infer) {
   mpg_shape bins = {.ndim = 1, .dims = {-1}};
   MPG_TRY(expect_vector(infer));
   if (mpg_shape_known(data) && ((infer->values && infer->values[0]) || !data->dims[0])) {
-    int64_t least, largest = data->dims[0] ? largest_of(infer->inputs[0].dtype, infer->values[0],
-                                                        data->dims[0], &least)
-                                           : (least = 0, -1);
+    const void *values = data->dims[0] ? infer->values[0] : NULL;
+    int64_t least, largest = largest_of(infer->inputs[0].dtype, values, data->dims[0], &least);
     if (least < 0)
       return mpg_infer_fail(infer, "data has a negative number: %lld", (long long)least);
     if (largest == INT64_MAX)
