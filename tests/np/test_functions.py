@@ -70,6 +70,25 @@ def test_operands_may_be_numbers(name):
     assert function(3, 2) == numpys(name, (3, 2)) and not isinstance(function(3, 2), nd.NDArray)
 
 
+@pytest.mark.parametrize("name", ["arctan2", "copysign", "ldexp"])
+@pytest.mark.parametrize("dtypes", ["int32 int32", "int64 float32", "float16 int8", "bool bool"])
+def test_float_functions_of_integers_are_float(name, dtypes):
+    function, dtypes = FUNCTIONS[name], dtypes.split()
+    wanted = next((dtype for dtype in dtypes if "float" in dtype), "float32")
+    values = [np.array(x).astype(dtype) for x, dtype in zip(([3, 0, 1], [1, 2, 0]), dtypes)]
+    given = [array(value, value.dtype) for value in values]
+    for call, pair in (
+        (function, values),
+        (lambda a, b: function(a, 2.5), [values[0], 2.5]),
+        (lambda a, b: function(2.5, a), [2.5, values[0]]),
+    ):
+        expected = numpys(name, [np.float64(x) for x in pair])
+        own = wanted if pair is values or "float" in dtypes[0] else "float32"
+        for result in (call(*given), _core.CachedOp(lambda *x: [call(*x)])(*given)[0]):
+            assert result.dtype == own
+            np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-3)
+
+
 def test_operands_broadcast():
     a, b = np.ones((3, 1), "float32"), np.arange(2, dtype="float32")
     assert np.array_equal(mx.np.add(array(a), array(b)).asnumpy(), a + b)
