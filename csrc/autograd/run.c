@@ -3,6 +3,7 @@
 
 #include "autograd/trace.h"
 #include "autograd/backward_pass.h"
+#include "op/precision/promotion.h"
 
 /* Counts the uses of each value, backward from the kept values. A node runs only if one of its
  * outputs is used. */
@@ -81,7 +82,8 @@ static mpg_status deliver(mpg_array *result, mpg_target *target) {
   mpg_copyto_params params;
   memset(&params, 0, sizeof params);
   bool add = target->request == MPG_GRAD_ADD;
-  mpg_invocation call = {.op = mpg_op_get(add ? MPG_OP_elemwise_add : MPG_OP__copyto),
+  const mpg_op *op = add ? mpg_sum_of_gradients(output.desc.dtype) : mpg_op_get(MPG_OP__copyto);
+  mpg_invocation call = {.op = op,
                          .params = add ? NULL : &params,
                          .num_inputs = add ? 2 : 1,
                          .inputs = add ? inputs : inputs + 1,
@@ -133,7 +135,8 @@ static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   mpg_array total = {0};
   if (result->tensor.storage) {
     mpg_array *terms[2] = {sum, result};
-    MPG_TRY(mpg_call(mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, &total, 1, NULL));
+    const mpg_op *op = mpg_sum_of_gradients(mpg_array_desc(sum)->dtype);
+    MPG_TRY(mpg_call(op, NULL, terms, 2, &total, 1, NULL));
   } else {
     mpg_array_copy(&total, sum);
   }

@@ -87,6 +87,27 @@ def test_integers_are_compared_with_fractions():
     assert (x == 1.5).asnumpy().tolist() == [False, False]
 
 
+def gradient_of_bools(kind, compiled, request, function):
+    x = nd.array([True, False], dtype="bool")
+    x = x.as_np_ndarray() if kind == "np" else x
+    x.attach_grad(request)
+    call = _core.CachedOp(lambda a: [function(a)]) if compiled else lambda a: [function(a)]
+    for _ in range(2):
+        with autograd.record():
+            y = call(x)[0]
+        y.backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("kind", ["nd", "np"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_gradients_of_bools_are_added(kind, compiled, request_):
+    for function in (lambda x: x.reshape((1, 2)), lambda x: nd.stack(x, x)):
+        grad = gradient_of_bools(kind, compiled, request_, function)
+        assert name(grad) == "bool" and grad.asnumpy().tolist() == [True, True]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_reductions_have_no_dimensions(compiled):
     def function(x):

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "op/precision/promotion.h"
+
 mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_store *store) {
   *store = (mpg_gradient_store){.graph = graph, .num_known = graph->num_values, .views = views};
   store->taken = mpg_arena_alloc(&graph->arena, store->num_known + 1);
@@ -44,6 +46,6 @@ mpg_status mpg_gradient_store_put(mpg_gradient_store *store, mpg_value variable,
   const mpg_graph_value like = *mpg_graph_at(graph, variable);
   MPG_TRY(mpg_graph_input(graph, &like.desc, like.device, old));
   mpg_value terms[2] = {*old, gradient};
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
+  return mpg_graph_emit(graph, mpg_sum_of_gradients(like.desc.dtype), NULL, terms, 2, MPG_NO_VALUE,
                         stored);
 }

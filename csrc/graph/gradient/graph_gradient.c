@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "graph/ir/graph.h"
+#include "op/precision/promotion.h"
 
 /* The sum of one family's contributions to a value. */
 typedef struct part {
@@ -39,8 +40,8 @@ static mpg_status add(pass *p, mpg_value *sum, mpg_value gradient) {
     return MPG_OK;
   }
   mpg_value terms[2] = {*sum, gradient};
-  return mpg_graph_emit(p->graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
-                        sum);
+  const mpg_op *op = mpg_sum_of_gradients(mpg_graph_at(p->graph, gradient)->desc.dtype);
+  return mpg_graph_emit(p->graph, op, NULL, terms, 2, MPG_NO_VALUE, sum);
 }
 
 /* True if input i is known to differ from all other inputs. Returns false for nodes with many

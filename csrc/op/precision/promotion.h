@@ -22,5 +22,9 @@ mpg_dtype mpg_promotion_target(const mpg_op *op, mpg_dtype first, mpg_dtype last
 /* Returns the op that computes a promoting op for operands of `dtype`. A sum of bools is a logical
  * or, and a product a logical and. */
 mpg_op_id mpg_promoted_op(const mpg_op *op, mpg_dtype dtype);
+/* Returns the op that adds two gradients of one shape and dtype. Gradients of bools are bools. */
+static inline const mpg_op *mpg_sum_of_gradients(mpg_dtype dtype) {
+  return mpg_op_get(mpg_promoted_op(mpg_op_get(MPG_OP_elemwise_add), dtype));
+}
 
 #endif
