@@ -32,7 +32,8 @@ static mpg_device_id input_device(const void *inputs, int index) {
 static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mpg_desc *wanted) {
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &inv->outputs[index].desc;
-  return mpg_fail(MPG_ERROR, "%s: the result is %s %s, but out is %s %s", inv->op->name,
+  return mpg_fail(desc->dtype == wanted->dtype ? MPG_ERROR : MPG_TYPE_ERROR,
+                  "%s: the result is %s %s, but out is %s %s", inv->op->name,
                   mpg_dtype_name(wanted->dtype), mpg_shape_text(&wanted->shape, want, sizeof want),
                   mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, have, sizeof have));
 }

@@ -108,6 +108,13 @@ def test_gradients_of_bools_are_added(kind, compiled, request_):
         assert name(grad) == "bool" and grad.asnumpy().tolist() == [True, True]
 
 
+def test_out_of_another_dtype_raises_type_error():
+    with pytest.raises(TypeError, match=r"the result is bool \(2,\), but out is float32 \(2,\)"):
+        mx.np.isnan(array([1, 2]), out=array([0, 0]))
+    with pytest.raises(mx.MXNetError, match=r"out is float32 \(3,\)"):
+        mx.np.exp(array([1, 2]), out=array([0, 0, 0]))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_reductions_have_no_dimensions(compiled):
     def function(x):
