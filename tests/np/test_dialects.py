@@ -116,6 +116,23 @@ def test_out_of_another_dtype_raises_type_error():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+def test_composed_reductions_have_no_dimensions(compiled):
+    def function(x):
+        square_sum = _core.get_op("_square_sum")
+        few = nd.moments(x, axes=1) + [square_sum(x, axis=1)]
+        kept = nd.moments(x, axes=(0, 1), keepdims=True)
+        return nd.moments(x, axes=(0, 1)) + [square_sum(x)] + few + kept
+
+    x = array([[1, 2, 3]])
+    shapes = [()] * 3 + [(1,)] * 3 + [(1, 1)] * 2
+    for given in (x, x.as_nd_ndarray()):
+        results = _core.CachedOp(function)(given) if compiled else function(given)
+        wanted = shapes if given is x else [shape or (1,) for shape in shapes]
+        assert [r.shape for r in results] == wanted
+        assert [float(r) for r in results[:3]] == pytest.approx([2, 2 / 3, 14])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 def test_reductions_have_no_dimensions(compiled):
     def function(x):
         return [nd.sum(x), nd.max(x), nd.dot(x[0], x[0]), nd.argmax(x, axis=1)[0], x[1, 2]]

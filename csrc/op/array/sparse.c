@@ -27,7 +27,8 @@ void mpg_compose_sparse_retain(mpg_gradient *g, const mpg_value *inputs, mpg_val
 }
 
 void mpg_compose_square_sum(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  outputs[0] = mpg_emit1(g, MPG_OP_sum, g->params, mpg_emit1(g, MPG_OP_square, NULL, inputs[0]));
+  mpg_value squares = mpg_emit1(g, MPG_OP_square, NULL, inputs[0]);
+  outputs[0] = mpg_emit_reduction(g, MPG_OP_sum, g->params, squares);
 }
 
 void mpg_compose_scatter_scalar(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {

@@ -56,6 +56,10 @@ mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, 
 mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis);
 /* Emits a reduction along an axis, which is kept with size 1. */
 mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int axis);
+/* Emits a reduction. In a composed op of mx.np, the result of reducing all axes has no dimensions
+ * instead of the shape (1,). */
+mpg_value mpg_emit_reduction(mpg_gradient *g, mpg_op_id reduction, const mpg_reduce_params *params,
+                             mpg_value a);
 /* Emits a mean over several axes, which are dropped. */
 mpg_value mpg_emit_mean_over(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
 mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);

@@ -57,6 +57,15 @@ mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int
   return mpg_emit1(g, reduction, &params, a);
 }
 
+mpg_value mpg_emit_reduction(mpg_gradient *g, mpg_op_id reduction, const mpg_reduce_params *params,
+                             mpg_value a) {
+  mpg_value result = mpg_emit1(g, reduction, params, a);
+  if (g->status != MPG_OK || !mpg_op_is_numpy(g->op)) return result;
+  mpg_desc in = *mpg_value_desc(g, a), out = {.shape = MPG_SHAPE_UNKNOWN, .dtype = MPG_DTYPE_NONE};
+  g->status = mpg_op_infer(mpg_op_get(reduction)->numpy, params, g->train, &in, 1, &out, 1);
+  return g->status == MPG_OK ? mpg_emit_reshape(g, result, &out.shape) : MPG_NO_VALUE;
+}
+
 mpg_value mpg_emit_mean_over(mpg_gradient *g, mpg_value a, int count, const int64_t *axes) {
   mpg_reduce_params params;
   memset(&params, 0, sizeof params);

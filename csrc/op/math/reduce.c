@@ -264,8 +264,10 @@ void mpg_compose_moments(mpg_gradient *g, const mpg_value *inputs, mpg_value *ou
   kept.keepdims = true;
   mpg_value centered = mpg_subtract(g, data, mpg_emit1(g, MPG_OP_mean, &kept, data));
   mpg_value squares = mpg_emit1(g, MPG_OP_square, NULL, centered);
-  outputs[0] = mpg_emit_cast(g, mpg_emit1(g, MPG_OP_mean, &along, data), dtype);
-  outputs[1] = mpg_emit_cast(g, mpg_emit1(g, MPG_OP_mean, &along, squares), dtype);
+  mpg_value mean = mpg_emit_reduction(g, MPG_OP_mean, &along, data);
+  mpg_value variance = mpg_emit_reduction(g, MPG_OP_mean, &along, squares);
+  outputs[0] = mpg_emit_cast(g, mean, dtype);
+  outputs[1] = mpg_emit_cast(g, variance, dtype);
 }
 
 void mpg_compose_allclose(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
