@@ -203,6 +203,8 @@ def test_reshape_codes():
     assert mx.npx.reshape(x, (-2, -2, 2, -1)).shape == (2, 3, 2, 2)
     assert mx.npx.reshape(x, (-5, 4)).shape == (6, 4)
     assert mx.npx.reshape(x, (-6, 1, 2, -4)).shape == (1, 2, 3, 4)
+    assert mx.npx.reshape(x[:0], (-6, 0, 2, -4)).shape == (0, 2, 3, 4)
+    assert mx.npx.reshape(x, (-4, -6, 2, -1), reverse=True).shape == (2, 3, 2, 2)
     assert mx.npx.reshape(x, (-1, -4)).shape == (2, 3, 4)
     assert mx.npx.reshape(x[:1], (-3, -5)).shape == (12,)
     assert mx.npx.reshape(x, (-5, -2), reverse=True).shape == (6, 4)

@@ -144,12 +144,19 @@ static mpg_status infer_newshape(mpg_infer *infer, const mpg_tuple *newshape, bo
   int64_t list[MPG_MAX_TUPLE];
   mpg_shape shape = {0};
   if (!mpg_infer_begin(infer)) return MPG_OK;
+  int sizes = 0; /* number of entries that are sizes of a split */
   for (int i = 0; i < newshape->count; i++) {
     int64_t size = newshape->values[i];
+    if (sizes > 0) {
+      list[i] = size;
+      sizes--;
+      continue;
+    }
     if (size <= -num_codes)
       return mpg_infer_fail(infer, "newshape contains %lld; the least allowed number is %d",
                             (long long)size, 1 - num_codes);
     list[i] = size > 0 ? size : codes[-size];
+    if (list[i] == -4) sizes = 2;
   }
   MPG_TRY(shape_of_codes(infer, list, newshape->count, reverse, &shape));
   return same_size(infer, &shape);
