@@ -673,6 +673,9 @@ def test_unknown_sizes_propagate_through_transpose(unknown):
     assert (mx.sym.transpose(x, axes=(1, 0)) + mx.sym.ones((2, 3))).infer_shape()[0] == [(3, 2)]
     with pytest.raises(mx.MXNetError, match="negative dimension"):
         mx.sym.ones(shape=(-1, 2)).bind(mx.cpu(), args={}).forward()
+    for symbols in (mx.sym, mx.sym.np):
+        with pytest.raises(mx.MXNetError, match="negative dimension"):
+            symbols.ones(shape=(-5, 2)).infer_shape()
 
 
 def test_symbol_block_rejects_sparse_parameters():

@@ -32,7 +32,7 @@ static uint64_t mark_open_sizes(const op_call *self, char *params) {
   mpg_tuple *shape = (mpg_tuple *)(params + self->op->params->params[index].offset);
   uint64_t open = 0;
   for (int i = 0; i < shape->count; i++) {
-    if (shape->values[i] > 0 || (shape->values[i] == 0 && mpg_op_is_numpy(self->op))) continue;
+    if (shape->values[i] != -1 && (shape->values[i] != 0 || mpg_op_is_numpy(self->op))) continue;
     shape->values[i] = 0;
     open |= (uint64_t)1 << i;
   }
