@@ -89,6 +89,15 @@ def test_float_functions_of_integers_are_float(name, dtypes):
             np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-3)
 
 
+def test_errors_name_the_argument_that_is_no_array():
+    with pytest.raises(TypeError, match="add: x1 must be an mx.np.ndarray, got list"):
+        mx.np.add([1, 2], 3)
+    with pytest.raises(TypeError, match="add: x2 must be an mx.np.ndarray, got object"):
+        mx.np.add(array([1, 2]), object())
+    with pytest.raises(TypeError, match="exp: x must be an mx.np.ndarray, got list"):
+        mx.np.exp([1, 2])
+
+
 def test_operands_broadcast():
     a, b = np.ones((3, 1), "float32"), np.arange(2, dtype="float32")
     assert np.array_equal(mx.np.add(array(a), array(b)).asnumpy(), a + b)

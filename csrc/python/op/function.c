@@ -354,10 +354,13 @@ static PyObject *call_numpy(const function_object *self, PyObject *const *args, 
 
 static PyObject *refuse_input(const function_object *self, const mpg_py_op_call *c, int index) {
   char name[64];
+  const char *shown = mpg_op_input_name(self->base.op, index, name, sizeof name);
+  for (int i = 0; i < self->count; i++)
+    if (self->arguments[i].role == INPUT && self->arguments[i].index == index)
+      shown = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->keywords, i));
   return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
                       "%s: %s must be an mx.np.ndarray, got %s; use mx.np.array(x)", name_of(self),
-                      mpg_op_input_name(self->base.op, index, name, sizeof name),
-                      Py_TYPE(c->arrays[index])->tp_name);
+                      shown, Py_TYPE(c->arrays[index])->tp_name);
 }
 
 /* Replaces a number or a NumPy array by an array like the last one of the call, or of the default
@@ -399,10 +402,10 @@ static PyObject *call_mixed(const function_object *self, mpg_py_op_call *c, PyOb
       int symbol = PyObject_IsInstance(input, mpg_py->symbol_type);
       if (symbol != 0) return symbol < 0 ? NULL : call_symbols(self, c, more);
     }
-    bool array = mpg_py_is_array(input);
+    bool array = mpg_py_is_array(input), number = !array && mpg_py_is_scalar(input);
     if (array) like = mpg_py_array_of(input);
-    if (!array) odd = i;
-    numbers &= !array && mpg_py_is_scalar(input);
+    if (!array && !number) odd = i;
+    numbers &= number;
   }
   if (numbers && self->ufunc) return call_numpy(self, args, count, keywords);
   if (like == NULL && !numbers) return refuse_input(self, c, odd);
@@ -413,7 +416,7 @@ static PyObject *call_mixed(const function_object *self, mpg_py_op_call *c, PyOb
     PyObject *result = mpg_py_binary_call(self->binary, c->arrays[0], c->arrays[1], out);
     if (result != Py_NotImplemented) return result;
     Py_DECREF(result);
-    return refuse_input(self, c, odd);
+    return refuse_input(self, c, mpg_py_is_array(c->arrays[0]) ? 1 : 0);
   }
   for (int i = 0; i < c->num_arrays; i++)
     if (c->arrays[i] != NULL && !mpg_py_is_array(c->arrays[i]) &&
