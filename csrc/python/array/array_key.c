@@ -238,8 +238,7 @@ int mpg_key_mask(PyObject *self, PyObject *key, PyObject **mask) {
   if (desc->dtype != MPG_BOOL || desc->shape.ndim == 0) return 0;
   if (check_mask(&desc->shape, &array->tensor.desc.shape, key) < 0) return -1;
   *mask = mpg_py_to_device(key, mpg_array_device_id(array), false);
-  if (*mask != NULL && !mpg_py_array_of(*mask)->numpy)
-    Py_SETREF(*mask, PyObject_CallMethod(*mask, "as_np_ndarray", NULL));
+  if (*mask != NULL) Py_SETREF(*mask, mpg_py_as_kind(*mask, true));
   return *mask != NULL ? 0 : -1;
 }
 

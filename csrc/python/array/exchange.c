@@ -412,8 +412,7 @@ static PyObject *py_array(PyObject *Py_UNUSED(module), PyObject *args, PyObject 
     PyObject *result = mpg_py_to_device(cast, id, cast == source);
     Py_DECREF(cast);
     /* An array of mx.np becomes one of mx.nd. */
-    if (result != NULL && mpg_py_array_of(result)->numpy)
-      Py_SETREF(result, PyObject_CallMethod(result, "as_nd_ndarray", NULL));
+    if (result != NULL) Py_SETREF(result, mpg_py_as_kind(result, false));
     return result;
   }
   return mpg_py_from_object(source, dtype == MPG_DTYPE_NONE ? MPG_FLOAT32 : dtype, id);

@@ -233,9 +233,6 @@ static int convert_arrays(mpg_py_op_call *c) {
     PyObject *converted = mpg_py_operand(c->arrays[i], like, false, what);
     if (converted == NULL) return -1;
     Py_SETREF(c->arrays[i], converted);
-    if (like == NULL || !like->numpy) continue;
-    if ((converted = mpg_py_as_kind(converted, true)) == NULL) return -1;
-    Py_SETREF(c->arrays[i], converted);
   }
   return 0;
 }

@@ -376,7 +376,7 @@ static int convert_input(const function_object *self, mpg_py_op_call *c, int ind
     double value;
     if (mpg_py_scalar(object, &value) < 0) return -1;
     PyObject *number = mpg_dtype_is_integer(dtype) ? PyLong_FromDouble(value) : Py_NewRef(object);
-    made = number ? mpg_py_from_object(number, dtype, device) : NULL;
+    made = number ? mpg_py_array_from(number, dtype, device, true) : NULL;
     Py_XDECREF(number);
   } else {
     made = mpg_py_operand(object, like, false, name_of(self));
