@@ -15,7 +15,7 @@ typedef enum role { INPUT, PARAM, OUT, NAME, CAST, FIXED } role;
 
 typedef struct argument {
   role role;
-  int index;       /* of the input or parameter */
+  int index;       /* index of the op's input or parameter */
   bool special;    /* `other` is called if the argument is None or missing */
   bool none;       /* None means the row's default, which is not None */
   bool empty;      /* `other` is called if the argument is an empty tuple */
@@ -25,7 +25,7 @@ typedef struct argument {
 /* Arguments of a call that the op does not take. */
 typedef struct extras {
   PyObject *name;  /* borrowed */
-  mpg_dtype dtype; /* of the first input; MPG_DTYPE_NONE keeps it */
+  mpg_dtype dtype; /* dtype to which the first input is cast, or MPG_DTYPE_NONE */
   bool special;    /* true if `other` must run the call */
 } extras;
 
@@ -586,8 +586,7 @@ static PyGetSetDef function_properties[] = {
     {"op_name", get_op_name, NULL, "The name of the op, such as _npi_exp.", NULL},
     {"arguments", get_arguments, NULL,
      "A dict from each argument to its role (input, parameter, out, name, cast, fixed) and its "
-     "name in "
-     "the op's row, or its only value.",
+     "name in the op's row, or its only value.",
      NULL},
     {"text", get_text, NULL, "The entry of the function in the table: description, examples.",
      NULL},
@@ -667,13 +666,11 @@ static PyObject *set_symbol_node(PyObject *Py_UNUSED(module), PyObject *args) {
 PyMethodDef mpg_py_function_methods[] = {
     {"numpy_function", numpy_function, METH_VARARGS,
      "numpy_function(module, name, signature, row, text, given, other)\n--\n\nAn op of mx.np as a "
-     "function with a "
-     "signature of NumPy, such as '(a, axis=None, newshape:shape=None, order:_=\\'C\\')'.\n\nThe "
-     "name "
-     "after a colon is the argument's name in the op's row. `_` marks an argument that must keep "
-     "its default. `given` is a dict of the row's parameters that have other defaults. `other` "
-     "runs the "
-     "calls that the op cannot, or is None."},
+     "function with a signature of NumPy, such as "
+     "'(a, axis=None, newshape:shape=None, order:_=\'C\')'.\n\nThe name after a colon is the "
+     "argument's name in the op's row. `_` marks an argument that must keep its default. `given` "
+     "is a dict of the row's parameters that have other defaults. `other` runs the calls that the "
+     "op cannot, or is None."},
     {"set_symbol_node", set_symbol_node, METH_VARARGS,
      "set_symbol_node(type, function)\n--\n\nMakes functions of mx.np accept symbols of that "
      "type, or no symbols for None. Returns the arguments of the previous call.\n\nA call with a "
