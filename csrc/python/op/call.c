@@ -400,10 +400,5 @@ PyObject *mpg_py_op_vectorcall(PyObject *callable, PyObject *const *args, size_t
   Py_ssize_t count = PyVectorcall_NARGS(flags);
   if (!mpg_py_op_is_plain(self, args, count, keywords))
     return call_any(self, args, count, keywords);
-  const void *values = self->op->params->size > 0 ? self->defaults : NULL;
-  mpg_array *inputs[MPG_PY_SMALL];
-  for (Py_ssize_t i = 0; i < count; i++) inputs[i] = mpg_py_array_of(args[i]);
-  if (mpg_call_outputs(self->op, values, (int)count) != 1)
-    return call_any(self, args, count, keywords);
-  return mpg_py_call_op(self->op, values, inputs, (int)count);
+  return mpg_py_op_run_plain(self, args, count);
 }

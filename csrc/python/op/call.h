@@ -61,11 +61,18 @@ int mpg_py_op_unknown_keyword(const char *function, PyObject *names, const char 
 /* Fills in an object of zeros for an op. Returns -1 with an exception set on failure. */
 int mpg_py_op_setup(mpg_py_op *self, const mpg_op *op, const char *name);
 void mpg_py_op_clear(mpg_py_op *self); /* releases the members */
+/* Slots and properties of both types. */
+PyObject *mpg_py_op_bind(PyObject *self, PyObject *object, PyObject *type); /* __get__ */
+PyObject *mpg_py_op_name(PyObject *self, void *unused);
 PyObject *mpg_py_op_vectorcall(PyObject *callable, PyObject *const *args, size_t flags,
                                PyObject *keywords);
 
-/* True if a call passes only NDArrays, by position, and no parameters. The call then needs no
- * conversions and uses the default parameters. The arrays are borrowed from the caller. */
+/* Returns the default parameters of a call, NULL for an op without parameters. */
+static inline const void *mpg_py_op_defaults(const mpg_py_op *self) {
+  return self->op->params->size > 0 ? self->defaults : NULL;
+}
+/* True if a call passes only arrays, by position, and no parameters, and has one result. The call
+ * then needs no conversions and uses the default parameters (mpg_py_op_run_plain). */
 static inline bool mpg_py_op_is_plain(const mpg_py_op *self, PyObject *const *args,
                                       Py_ssize_t count, PyObject *keywords) {
   if (self->variadic || self->required || count == 0 || count < self->min_inputs ||
@@ -75,7 +82,14 @@ static inline bool mpg_py_op_is_plain(const mpg_py_op *self, PyObject *const *ar
   for (Py_ssize_t i = 0; i < count; i++)
     if (!Py_IS_TYPE(args[i], mpg_py->array_type) && !Py_IS_TYPE(args[i], mpg_py->numpy_type))
       return false;
-  return true;
+  return mpg_call_outputs(self->op, mpg_py_op_defaults(self), (int)count) == 1;
+}
+/* Runs a plain call. The arrays are borrowed from the caller. */
+static inline PyObject *mpg_py_op_run_plain(const mpg_py_op *self, PyObject *const *args,
+                                            Py_ssize_t count) {
+  mpg_array *inputs[MPG_PY_SMALL];
+  for (Py_ssize_t i = 0; i < count; i++) inputs[i] = mpg_py_array_of(args[i]);
+  return mpg_py_call_op(self->op, mpg_py_op_defaults(self), inputs, (int)count);
 }
 
 #endif

@@ -495,21 +495,12 @@ static PyObject *function_call(PyObject *callable, PyObject *const *args, size_t
   if (count > self->num_leading || self->special ||
       !mpg_py_op_is_plain(&self->base, args, count, keywords))
     return call_any(self, args, count, keywords);
-  const void *values = self->base.op->params->size > 0 ? self->base.defaults : NULL;
-  mpg_array *inputs[MPG_PY_SMALL];
-  for (Py_ssize_t i = 0; i < count; i++) {
-    if (self->most_dims && is_beyond(self, args[i])) return call_any(self, args, count, keywords);
-    inputs[i] = mpg_py_array_of(args[i]);
-  }
-  if (mpg_call_outputs(self->base.op, values, (int)count) != 1)
-    return call_any(self, args, count, keywords);
-  return mpg_py_call_op(self->base.op, values, inputs, (int)count);
+  for (Py_ssize_t i = 0; self->most_dims && i < count; i++)
+    if (is_beyond(self, args[i])) return call_any(self, args, count, keywords);
+  return mpg_py_op_run_plain(&self->base, args, count);
 }
 
 /* --- The type --------------------------------------------------------------------------------- */
-static PyObject *function_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type)) {
-  return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
-}
 static PyObject *function_repr(PyObject *self) {
   const function_object *function = (const function_object *)self;
   return PyUnicode_FromFormat("<function %U.%U>", function->module, function->base.name);
@@ -529,9 +520,6 @@ static void function_dealloc(PyObject *object) {
 }
 /* Pickles by reference: the string names the object in its module. */
 static PyObject *function_reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
-  return Py_NewRef(((function_object *)self)->base.name);
-}
-static PyObject *get_name(PyObject *self, void *Py_UNUSED(unused)) {
   return Py_NewRef(((function_object *)self)->base.name);
 }
 static PyObject *get_module(PyObject *self, void *Py_UNUSED(unused)) {
@@ -580,8 +568,8 @@ static PyGetSetDef function_properties[] = {
     {"__doc__", get_doc, NULL, NULL, NULL},
     {"__text_signature__", get_text_signature, NULL, NULL, NULL},
     {"__signature__", get_signature, NULL, NULL, NULL},
-    {"__name__", get_name, NULL, NULL, NULL},
-    {"__qualname__", get_name, NULL, NULL, NULL},
+    {"__name__", mpg_py_op_name, NULL, NULL, NULL},
+    {"__qualname__", mpg_py_op_name, NULL, NULL, NULL},
     {"__module__", get_module, NULL, NULL, NULL},
     {"op_name", get_op_name, NULL, "The name of the op, such as _npi_exp.", NULL},
     {"arguments", get_arguments, NULL,
@@ -593,7 +581,7 @@ static PyGetSetDef function_properties[] = {
     {0}};
 static PyType_Slot function_slots[] = {
     {Py_tp_dealloc, function_dealloc},   {Py_tp_repr, function_repr},
-    {Py_tp_call, PyVectorcall_Call},     {Py_tp_descr_get, function_get},
+    {Py_tp_call, PyVectorcall_Call},     {Py_tp_descr_get, mpg_py_op_bind},
     {Py_tp_members, function_members},   {Py_tp_methods, function_methods},
     {Py_tp_getset, function_properties}, {0, NULL}};
 static PyType_Spec function_spec = {"mpgluon._core.NumPyFunction", sizeof(function_object), 0,

@@ -3,7 +3,7 @@
 #include "op/batching/batching.h"
 #include "python/op/call.h"
 
-static PyObject *op_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type)) {
+PyObject *mpg_py_op_bind(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type)) {
   return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 static PyObject *op_repr(PyObject *self) {
@@ -79,7 +79,7 @@ static PyObject *get_doc(PyObject *object, void *Py_UNUSED(unused)) {
   const mpg_py_op *self = (mpg_py_op *)object;
   return mpg_py_op_doc(self->op, self->names, self->num_inputs);
 }
-static PyObject *get_name(PyObject *self, void *Py_UNUSED(unused)) {
+PyObject *mpg_py_op_name(PyObject *self, void *Py_UNUSED(unused)) {
   return Py_NewRef(((mpg_py_op *)self)->name);
 }
 static PyObject *get_module(PyObject *Py_UNUSED(self), void *Py_UNUSED(unused)) {
@@ -184,12 +184,12 @@ static PyMethodDef op_methods[] = {
 static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
                                       {"__text_signature__", get_signature, NULL, NULL, NULL},
                                       {"__signature__", get_signature_object, NULL, NULL, NULL},
-                                      {"__name__", get_name, NULL, NULL, NULL},
-                                      {"__qualname__", get_name, NULL, NULL, NULL},
+                                      {"__name__", mpg_py_op_name, NULL, NULL, NULL},
+                                      {"__qualname__", mpg_py_op_name, NULL, NULL, NULL},
                                       {"__module__", get_module, NULL, NULL, NULL},
                                       {0}};
 static PyType_Slot op_slots[] = {{Py_tp_dealloc, op_dealloc},     {Py_tp_repr, op_repr},
-                                 {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get},
+                                 {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, mpg_py_op_bind},
                                  {Py_tp_members, op_members},     {Py_tp_methods, op_methods},
                                  {Py_tp_getset, op_properties},   {0, NULL}};
 static PyType_Spec op_spec = {"mpgluon._core.Op", sizeof(mpg_py_op), 0,
