@@ -19,6 +19,7 @@ from .._core import MXNetTypeError, MXNetValueError, ndarray
 from ._arguments import (
     axes_of,
     axis_of,
+    broadcast,
     check,
     common_shape,
     flat,
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["cross", "einsum", "inner", "kron", "matmul", "outer", "tensordot", "vdot"]
 
-SHORT_ROW = 512  # elements
+# Stacks of outer products are faster as matrix products if their rows have at most SHORT_ROW
+# elements, which a broadcast multiplication copies first, and if they have at least this many rows
+# and elements. The limits are measured on a CPU.
+SHORT_ROW, FEWEST_ROWS, FEWEST_ELEMENTS = 256, 8, 1 << 16
 
 _batch_dot = op("_npi_batch_dot")
-_broadcast_to = op("_npi__broadcast_exact")
 _diag = op("_npi_diag")
 _dot = op("_npi_dot")
 _multiply = op("_npi_multiply")
@@ -182,10 +185,11 @@ def _matrix_product(a, b, wanted, summed, sizes):
     rows = [label for label in a if label not in b]
     columns = [label for label in b if label not in a]
     if not summed:
-        # Stacks of small outer products are faster as matrix products, unless they are transposed.
-        width = math.prod(sizes[label] for label in columns)
+        height, width = (math.prod(sizes[label] for label in group) for group in (rows, columns))
         ordered = [*batch, *rows, *columns] == [*wanted]
-        if not (batch and rows and columns and ordered and width <= SHORT_ROW):
+        size = math.prod(sizes[label] for label in wanted)
+        many = height >= FEWEST_ROWS and size >= FEWEST_ELEMENTS
+        if not (batch and columns and ordered and many and width <= SHORT_ROW):
             return None
     elif batch and not rows and not columns:
         return None
@@ -513,18 +517,8 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
         return into(shaped(result, (*result.shape[:-2], result.shape[-1])), out)
     if a.shape[:-2] != b.shape[:-2]:
         front = common_shape(a.shape[:-2], b.shape[:-2])
-        a, b = (_stretched(x, front) for x in (a, b))
+        a, b = (broadcast(x, (*front, *x.shape[-2:])) for x in (a, b))
     return into(_batch_dot(a, b), out)
-
-
-def _stretched(x, front):
-    """Broadcasts the axes before the last two."""
-    shape = (*front, *x.shape[-2:])
-    return (
-        x
-        if x.shape == shape
-        else _broadcast_to(shaped(x, (1,) * (len(shape) - x.ndim) + x.shape), shape=shape)
-    )
 
 
 def _integer_matmul(a, b):

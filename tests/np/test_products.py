@@ -100,6 +100,25 @@ def test_einsum_runs_one_product(monkeypatch):
     assert not calls
 
 
+@pytest.mark.parametrize("sizes, matrices", [((9, 90, 90), 1), ((2, 90, 300), 0), ((9, 9, 9), 0)])
+def test_einsum_of_outer_products_chooses_the_op_by_size(sizes, matrices, monkeypatch):
+    from mpgluon.numpy import _products
+
+    calls = []
+    product = _products._batch_dot
+    monkeypatch.setattr(
+        _products, "_batch_dot", lambda x, y: calls.append(x.shape) or product(x, y)
+    )
+    _products._pair.cache_clear()
+    count, rows, columns = sizes
+    x, y = values_of((count, rows)), values_of((count, columns), seed=1)
+    function = lambda f: lambda x, y: f.einsum("bi,bj->bij", x, y)
+    check(function(mnp), function(np), x, y, gradient=False)
+    assert mnp.einsum("bi,b->bi", array(values_of((300, 300))), array(values_of(300))).size == 90000
+    _products._pair.cache_clear()
+    assert len(calls) == 2 * matrices  # eager and hybridized
+
+
 @pytest.mark.parametrize(
     "subscripts, shapes, message",
     [
