@@ -90,19 +90,10 @@ def trace(
 
     Parameters
     ----------
-    a : ndarray
-        An array with at least two dimensions.
-    offset : int
-        The diagonal: 0 is the main one, positive ones are above it.
-    axis1, axis2 : int
-        The axes of the rows and of the columns.
+    a, offset, axis1, axis2
+        As in `diagonal`.
     out : ndarray, optional
         The array that receives the result.
-
-    Raises
-    ------
-    ValueError
-        If the array has fewer than two dimensions, or if the axes are equal or out of range.
 
     Source: numpy.trace
 
@@ -207,15 +198,8 @@ def triu(m: ndarray, k: int = 0) -> ndarray:
 
     Parameters
     ----------
-    m : ndarray
-        An array of shape ``(..., rows, columns)``. A vector is repeated as the rows of a matrix.
-    k : int
-        The diagonal: 0 is the main one, positive ones are above it.
-
-    Raises
-    ------
-    ValueError
-        If the array has no dimensions.
+    m, k
+        As in `tril`.
 
     Source: numpy.triu
 

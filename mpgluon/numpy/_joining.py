@@ -238,7 +238,7 @@ def hsplit(ary: ndarray, indices_or_sections: Any) -> list[ndarray]:
     [[[1.0], [3.0]], [[2.0], [4.0]]]
     """
     check("hsplit", ary=ary)
-    return _split_along("hsplit", ary, indices_or_sections, min(1, ary.ndim - 1), 1)
+    return _split_along("hsplit", ary, indices_or_sections, 1 if ary.ndim > 1 else 0, 1)
 
 
 def vsplit(ary: ndarray, indices_or_sections: Any) -> list[ndarray]:
@@ -246,10 +246,8 @@ def vsplit(ary: ndarray, indices_or_sections: Any) -> list[ndarray]:
 
     Parameters
     ----------
-    ary : ndarray
-        The array.
-    indices_or_sections : int or sequence of int
-        The number of equal parts, or the indices at which all parts except the first start.
+    ary, indices_or_sections
+        As in `hsplit`.
 
     Raises
     ------
@@ -272,10 +270,8 @@ def dsplit(ary: ndarray, indices_or_sections: Any) -> list[ndarray]:
 
     Parameters
     ----------
-    ary : ndarray
-        The array.
-    indices_or_sections : int or sequence of int
-        The number of equal parts, or the indices at which all parts except the first start.
+    ary, indices_or_sections
+        As in `hsplit`.
 
     Raises
     ------

@@ -175,7 +175,7 @@ def var(
     out : ndarray, optional
         The array that receives the result.
     ddof : float
-        The sum is divided by the number of values minus `ddof`.
+        The sum of squares is divided by the number of values minus `ddof`.
     keepdims : bool
         Keep the axes with size 1.
 
@@ -208,23 +208,8 @@ def std(
 
     Parameters
     ----------
-    a : ndarray
-        The values. Deviations of integers are float32. float16 is computed in float32.
-    axis : int or tuple of int, optional
-        The axes; by default, all.
-    dtype : dtype, optional
-        The dtype of the computation and the result.
-    out : ndarray, optional
-        The array that receives the result.
-    ddof : float
-        The sum of squares is divided by the number of values minus `ddof`.
-    keepdims : bool
-        Keep the axes with size 1.
-
-    Raises
-    ------
-    ValueError
-        If an axis is out of range.
+    a, axis, dtype, out, ddof, keepdims
+        As in `var`.
 
     Source: numpy.std
 
