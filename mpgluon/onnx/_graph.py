@@ -278,11 +278,11 @@ class Builder:
                 "compute that part outside the exported block, or with ops that "
                 f"mx.onnx.get_operator_support() lists{made_at(node)}"
             )
-        if node.call.numpy and any(shape == () or dtype == "bool" for shape, dtype in outputs):
+        if node.call.numpy and any(dtype == "bool" for _, dtype in outputs):
             raise ONNXError(
-                f"ONNX export: node '{node.name}': {node.call.name} of mx.np returns a bool or an "
-                "array without dimensions, which cannot be converted; keep dimensions, and compute "
-                f"conditions outside the exported block{made_at(node)}"
+                f"ONNX export: node '{node.name}': {node.call.name} of mx.np returns an array of "
+                "bool, which cannot be converted; compute conditions outside the exported "
+                f"block{made_at(node)}"
             )
         begin, call = len(self.nodes), Call(node, inputs, outputs)
         self.number_dtype = inputs[0].dtype if inputs else call.dtype
@@ -294,6 +294,11 @@ class Builder:
                 f"ONNX export: node '{node.name}' (op {node.call.name}): {error}{made_at(node)}"
             ) from None
         results = [results] if isinstance(results, str) else list(results)
+        if node.call.numpy:  # conversions return shape (1,) for results without dimensions
+            results = [
+                result if shape else self.Reshape(result, [])
+                for result, (shape, _) in zip(results, outputs)
+            ]
         return self._renamed(begin, results, names)
 
     def _renamed(self, begin, results, names):

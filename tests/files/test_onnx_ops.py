@@ -157,3 +157,30 @@ def test_op_without_onnx_conversion_is_refused(op, tmp_path):
     with pytest.raises(ONNXError, match=r"get_operator_support|shape or dtype") as failure:
         case.export(str(tmp_path / "op.onnx"))
     assert op in str(failure.value) or "shape or dtype" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["sum", "mean", "max", "argmax", "trace", "var", "vdot", "transpose"]
+)
+@pytest.mark.parametrize("kind", ["np", "nd"])
+def test_results_without_dimensions_are_exported(name, kind, tmp_path):
+    """Runs functions of mx.np, and NumPy's functions of arrays of mx.nd that call them."""
+    package = mx.np if kind == "np" else np
+    function = getattr(package, name)
+
+    class Block(mx.gluon.HybridBlock):
+        def forward(self, x):
+            if name == "transpose":
+                return function(package.sum(x))
+            return function(x, x) if name == "vdot" else function(x)
+
+    values = np.array([[0.5, 2], [3, 1.5]], "float32")
+    x = mx.nd.array(values)
+    expected = listed(Block()(x.as_np_ndarray() if kind == "np" else x))
+    block = Block()
+    block.hybridize()
+    block(x.as_np_ndarray() if kind == "np" else x)
+    path = tmp_path / "model.onnx"
+    mx.onnx.export_model(block, in_shapes=[(2, 2)], in_types="float32", onnx_file_path=str(path))
+    found = run(path, [values])
+    assert found[0].shape == () and error(found, expected) < 1e-6

@@ -94,6 +94,8 @@ def unsqueeze_back(node):
 
 @exports("transpose", "Transpose")
 def transpose(g, call, x):
+    if not x.ndim:
+        return x
     axes = call["axes"] or range(x.ndim)[::-1]
     return g.Transpose(x, perm=[axis % x.ndim for axis in axes])
 
