@@ -66,6 +66,7 @@ NODES = {
     "clip-7": given("Clip", 7, (3, 4), min=-0.5, max=1.0),
     "clip-13": given("Clip", 13, (3, 4), (np.float32(-1),), (np.float32(1),)),
     "clip-13-above": given("Clip", 13, (3, 4), (np.float32(-1),)),
+    "round-halves": given("Round", 11, np.float32([[-1.5, -0.5, 0.5], [1.5, 2.5, 0.7]])),
     "softmax-11": given("Softmax", 11, (2, 3, 4), axis=1),
     "softmax-13": given("Softmax", 13, (2, 3, 4), axis=1),
     "log-softmax-9": given("LogSoftmax", 9, (2, 3, 4), axis=-1),

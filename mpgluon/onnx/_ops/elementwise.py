@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ... import symbol as sym
+from ...symbol._methods import function
 from .._graph import value
 from .._package import ONNXError, dtype_of
 from .._table import exports, imports
@@ -83,7 +84,7 @@ def dropout(g, call, x):
 
 @imports("Round")
 def round_back(node):
-    return sym.rint(node.symbol(0), name=node.name)
+    return function("_rint_even")(node.symbol(0), name=node.name)
 
 
 @imports("IsNaN IsInf")
@@ -129,6 +130,7 @@ COMPOSED = {
     "radians": ("Mul", lambda g, x: g.Mul(x, math.pi / 180)),
     "mish": ("Softplus, Tanh", lambda g, x: g.Mul(x, g.Tanh(g.Softplus(x)))),
     "log_sigmoid": ("Softplus", lambda g, x: g.Neg(g.Softplus(g.Neg(x)))),
+    "_rint_even": ("Round", lambda g, x: g.Round(x)),
     "_contrib_round_ste": ("Round", lambda g, x: g.Round(x)),
     "_contrib_sign_ste": ("Sign", lambda g, x: g.Sign(x)),
 }
