@@ -12,6 +12,7 @@ from .._core import MXNetTypeError, MXNetValueError, NotSupportedError, ndarray
 from ._arguments import (
     axes_of,
     axis_of,
+    broadcast,
     check,
     choose,
     constant,
@@ -70,6 +71,8 @@ def average(
     weights: ndarray | None = None,
     returned: bool = False,
     out: ndarray | None = None,
+    *,
+    keepdims: bool = False,
 ) -> Any:
     """Returns weighted averages along axes.
 
@@ -85,6 +88,8 @@ def average(
         Also return the sums of the weights.
     out : ndarray, optional
         The array that receives the averages.
+    keepdims : bool
+        Keep the axes with size 1.
 
     Returns
     -------
@@ -107,21 +112,19 @@ def average(
     check("average", a=a)
     x, axes = real_of(a), axes_of(axis, a.ndim)
     if weights is None:
-        result = _reduced(_mean, x, axes)
-        total = filled(result.shape, math.prod(a.shape[i] for i in axes), result)
+        result = into(_reduced(_mean, x, axes, keepdims), out)
+        if not returned:
+            return result
+        return [result, filled(result.shape, math.prod(a.shape[i] for i in axes), result)]
+    check("average", weights=weights)
+    w = real_of(weights)
+    if w.shape == a.shape:
+        total = _reduced(_sum, w, axes, keepdims)
     else:
-        check("average", weights=weights)
-        w = real_of(weights)
-        if w.shape == a.shape:
-            total = _reduced(_sum, w, axes)
-        else:
-            w = _weights_along(w, axis, a.shape)
-            total = _sum(w)
-        result = _reduced(_sum, x * w, axes) / total
-        if returned:
-            total = total * filled(result.shape, 1, total)
-    result = into(result, out)
-    return [result, total] if returned else result
+        w = _weights_along(w, axis, a.shape)
+        total = _sum(w)
+    result = into(_reduced(_sum, x * w, axes, keepdims) / total, out)
+    return [result, broadcast(total, result.shape)] if returned else result
 
 
 def _weights_along(weights, axis, shape):

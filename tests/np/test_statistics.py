@@ -86,6 +86,15 @@ def test_average_accepts_weights_along_an_axis(shape, axis):
         check(function(mnp), function(np), values_of(shape), weights)
 
 
+def test_average_keeps_dimensions():
+    shape = (2, 3)
+    for weights in ([], [values_of(shape, seed=1) + 3], [values_of(3, seed=1) + 3]):
+        for returned in (False, True):
+            function = lambda f: lambda x, *w: f.average(x, 1, *w, returned=returned, keepdims=True)
+            differentiable = bool(weights) or not returned
+            check(function(mnp), function(np), values_of(shape), *weights, gradient=differentiable)
+
+
 def test_average_of_integers_is_float32():
     x = values_of((2, 3), "int32")
     check(lambda x: mnp.average(x, axis=0), lambda x: np.average(x, axis=0), x, dtype="float32")
