@@ -4,6 +4,7 @@ Functions that this module implements with ops return NDArrays and are recorded.
 arguments and return NumPy's shapes. If NumPy converts integers to float64, they convert them to
 float32. An implementation returns NotImplemented for arguments that the ops do not support. In this
 case, and for all other functions, NumPy computes on copies of the values and returns NumPy arrays.
+``mpgluon.numpy._nd_rules`` registers the functions that call mx.np.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def real_of(x):
     return x if is_float(x.dtype) else x.astype("float32")
 
 
-def _wide(x):
+def wide_of(x):
     """Converts integers to int64, in which NumPy sums them."""
     return x if is_float(x.dtype) else x.astype("int64")
 
@@ -142,12 +143,12 @@ def shaped(x, shape):
     return x if x.shape == shape else _op("_reshape_exact")(x, shape=shape)
 
 
-def _cast(x, dtype):
+def cast(x, dtype):
     return x if dtype is None else x.astype(dtype)
 
 
 # --- Output arrays ------------------------------------------------------------------------------
-def _into(result, out):
+def into(result, out):
     """Writes the result to ``out`` if given, and returns it."""
     if out is None or result is NotImplemented:
         return result
@@ -175,7 +176,7 @@ def _with_options(ufunc, method, inputs, options):
         return NotImplemented
     if not any(isinstance(x, NDArray) for x in inputs):
         return NotImplemented
-    return _into(_of_ufunc(ufunc, inputs), options["out"][0])
+    return into(_of_ufunc(ufunc, inputs), options["out"][0])
 
 
 def _operands(ufunc, left, right):
@@ -225,14 +226,6 @@ def of_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 # --- Ufuncs composed of several ops ---------------------------------------------------------------
-@implements("rint")
-def _rint(x):
-    """Rounds halves to even."""
-    x = real_of(x)
-    below = _op("rint")(x)  # halves are rounded down
-    return _op("where")(x - below == 0.5, below + below % 2, below)
-
-
 @implements("exp2")
 def _exp2(x):
     return functions.power(2, real_of(x))
@@ -252,31 +245,22 @@ implements("isfinite")(_truth("_contrib_isfinite"))
 @implements("matmul")
 def matmul(a: Any, b: Any) -> Any:
     """Multiplies matrices; the axes before the last two are broadcast."""
+    from .. import numpy as package
+
     a, b = arrays_of((a, b))
     if not is_float(a.dtype) or not a.ndim or not b.ndim:
         return NotImplemented
-    if b.ndim <= 2:
-        return _dot(a, b)
-    if a.ndim == 1:
-        return matmul(shaped(a, (1, a.size)), b).squeeze(-2)
-    front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    if a.shape[-1] != b.shape[-2]:
-        raise _core.MXNetValueError(f"matmul: {a.shape[-1]} columns, but {b.shape[-2]} rows")
-    parts = [
-        _op("broadcast_to")(x, shape=front + x.shape[-2:]).reshape((-1, *x.shape[-2:]))
-        for x in (a, b)
-    ]
-    return shaped(_op("batch_dot")(*parts), (*front, a.shape[-2], b.shape[-1]))
+    return package.matmul(a.as_np_ndarray(), b.as_np_ndarray()).as_nd_ndarray()
 
 
 # --- Reductions -----------------------------------------------------------------------------------
 def _reduce(op, x, axis, keepdims, **params):
+    """Calls the op of mx.np, whose results may have no dimensions."""
     axes = axes_of(axis, x.ndim)
     if not axes:
         return _op("_copy")(x)
-    kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
-    shape = kept if keepdims else [size for i, size in enumerate(x.shape) if i not in axes]
-    return shaped(_op(op)(x, axis=axes, keepdims=True, **params), shape)
+    twin = _op(f"_npi_{op}")
+    return twin(x.as_np_ndarray(), axis=axes, keepdims=keepdims, **params).as_nd_ndarray()
 
 
 def _reduction(op, prepare, *names):
@@ -284,8 +268,8 @@ def _reduction(op, prepare, *names):
         if initial is not _UNSET or where is not True or not isinstance(a, NDArray):
             return NotImplemented
         if prepare is None:  # max and min have no dtype
-            return _into(_reduce(op, a, axis, keepdims), out)
-        return _into(_reduce(op, prepare(_cast(a, dtype)), axis, keepdims), out)
+            return into(_reduce(op, a, axis, keepdims), out)
+        return into(_reduce(op, prepare(cast(a, dtype)), axis, keepdims), out)
 
     if prepare is not None:
         implements(*names)(function)
@@ -299,10 +283,10 @@ def _reduction(op, prepare, *names):
     implements(*names)(without_dtype)
 
 
-_reduction("sum", _wide, "sum")
-_reduction("prod", _wide, "prod")
-_reduction("nansum", _wide, "nansum")
-_reduction("nanprod", _wide, "nanprod")
+_reduction("sum", wide_of, "sum")
+_reduction("prod", wide_of, "prod")
+_reduction("nansum", wide_of, "nansum")
+_reduction("nanprod", wide_of, "nanprod")
 _reduction("max", None, "max", "amax")
 _reduction("min", None, "min", "amin")
 
@@ -311,31 +295,7 @@ _reduction("min", None, "min", "amin")
 def _mean(a, axis=None, dtype=None, out=None, keepdims=False, *, where=True):
     if where is not True or not isinstance(a, NDArray):
         return NotImplemented
-    return _into(_reduce("mean", real_of(_cast(a, dtype)), axis, keepdims), out)
-
-
-def _variance(x, axis, dtype, ddof, keepdims):
-    x = real_of(_cast(x, dtype))
-    count = math.prod(x.shape[i] for i in axes_of(axis, x.ndim))
-    from_mean = _core._binary(1, x, _reduce("mean", x, axis, True))
-    square = _op("square")(from_mean)
-    if not ddof:
-        return _reduce("mean", square, axis, keepdims)
-    return _reduce("sum", square, axis, keepdims) / max(count - ddof, 0)
-
-
-@implements("var")
-def _var(a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, *, where=True, **options):
-    if where is not True or options:
-        return NotImplemented
-    return _into(_variance(a, axis, dtype, ddof, keepdims), out)
-
-
-@implements("std")
-def _std(a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, *, where=True, **options):
-    if where is not True or options:
-        return NotImplemented
-    return _into(_op("sqrt")(_variance(a, axis, dtype, ddof, keepdims)), out)
+    return into(_reduce("mean", real_of(cast(a, dtype)), axis, keepdims), out)
 
 
 @implements("linalg.norm")
@@ -376,10 +336,10 @@ implements("argmin")(_chosen("argmin"))
 
 @implements("cumsum")
 def _cumsum(a, axis=None, dtype=None, out=None):
-    x = _wide(_cast(a, dtype))
+    x = wide_of(cast(a, dtype))
     if axis is not None:
         (axis,) = axes_of(axis, x.ndim)
-    return _into(_op("cumsum")(x, axis=axis), out)
+    return into(_op("cumsum")(x, axis=axis), out)
 
 
 @implements("sort")
@@ -408,25 +368,15 @@ def _clip(a, a_min=None, a_max=None, out=None, *, min=None, max=None, **options)
     whole = all(isinstance(limit, (int, np.integer)) for limit in limits)
     if len(limits) == 2 and all(isinstance(limit, (int, float, np.number)) for limit in limits):
         a = a if whole else real_of(a)
-        return _into(_op("clip")(a, a_min=lowest, a_max=highest), out)
+        return into(_op("clip")(a, a_min=lowest, a_max=highest), out)
     result = a if lowest is None else _of_ufunc(np.maximum, (a, lowest))
     result = result if highest is None else _of_ufunc(np.minimum, (result, highest))
-    return _into(_op("_copy")(a) if result is a else result, out)
-
-
-@implements("round", "around", "round_")
-def _round(a, decimals=0, out=None):
-    if not is_float(a.dtype):
-        return _into(_op("_copy")(a), out) if decimals >= 0 else NotImplemented
-    scale = 10.0 ** abs(decimals)
-    if decimals > 0:
-        return _into(_rint(a * scale) / scale, out)
-    return _into(_rint(a) if decimals == 0 else _rint(a / scale) * scale, out)
+    return into(_op("_copy")(a) if result is a else result, out)
 
 
 @implements("fix")
 def _fix(x, out=None):
-    return _into(_op("fix")(x), out)
+    return into(_op("fix")(x), out)
 
 
 @implements("where")
@@ -444,18 +394,23 @@ def _where(condition, *values):
     return _op("where")(*(_broadcast_to(x, shape) for x in (condition, left, right)))
 
 
-@implements("zeros_like")
-def _zeros_like(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
-    if shape is not None:
-        return NotImplemented
-    return _cast(_op("zeros_like")(a), dtype)
+def _filled_like(op):
+    def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
+        return cast(_op(op)(a), dtype) if shape is None else NotImplemented
+
+    return function
 
 
-@implements("ones_like")
-def _ones_like(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
-    if shape is not None:
+implements("zeros_like")(_filled_like("zeros_like"))
+implements("ones_like")(_filled_like("ones_like"))
+
+
+@implements("full_like")
+def _full_like(a, fill_value, dtype=None, order="K", subok=True, shape=None, *, device=None):
+    if not isinstance(fill_value, (int, float)) or shape is not None or not isinstance(a, NDArray):
         return NotImplemented
-    return _cast(_op("ones_like")(a), dtype)
+    dtype = a.dtype if dtype is None else dtype
+    return _op("_full")(shape=a.shape, value=fill_value, ctx=a.context, dtype=dtype)
 
 
 @implements("copy")
@@ -556,7 +511,7 @@ def _concatenate(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
     if axis is None:
         arrays, axis = [_ravel(array) for array in arrays], 0
     (axis,) = axes_of(axis, arrays[0].ndim)
-    return _into(_cast(_op("concat")(*arrays, dim=axis), dtype), out)
+    return into(cast(_op("concat")(*arrays, dim=axis), dtype), out)
 
 
 @implements("stack")
@@ -567,10 +522,10 @@ def _stack(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
         return NotImplemented
     arrays = arrays_of([*arrays])
     (axis,) = axes_of(axis, arrays[0].ndim + 1)
-    return _into(_cast(_op("stack")(*arrays, axis=axis), dtype), out)
+    return into(cast(_op("stack")(*arrays, axis=axis), dtype), out)
 
 
-@implements("split", "array_split")
+@implements("split")
 def _split(ary, indices_or_sections, axis=0):
     (axis,) = axes_of(axis, ary.ndim)
     length = ary.shape[axis]
@@ -589,6 +544,13 @@ def _split(ary, indices_or_sections, axis=0):
 @implements("tile")
 def _tile(A, reps):
     return _op("tile")(A, reps=(reps,) if isinstance(reps, int) else tuple(reps))
+
+
+@implements("diag")
+def _diag(v, k=0):
+    if v.ndim not in (1, 2):
+        raise ValueError("Input must be 1- or 2-d.")
+    return _op("diag")(v, k=operator.index(k))
 
 
 @implements("repeat")
@@ -614,7 +576,7 @@ def _take(a, indices, axis=None, out=None, mode="raise"):
     length = source.shape[axis]
     if mode == "raise":  # like the op's mode 'raise', but negative indices count from the end
         indices = functions.add(indices, (indices < 0) * length)
-    return _into(shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
+    return into(shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
 
 
 # --- Products -------------------------------------------------------------------------------------
@@ -622,21 +584,10 @@ def _take(a, indices, axis=None, out=None, mode="raise"):
 def _dot(a, b, out=None):
     a, b = arrays_of((a, b))
     if not a.ndim or not b.ndim:
-        return _into(a * b, out)
+        return into(a * b, out)
     if b.ndim > 2 or not is_float(a.dtype):
         return NotImplemented
-    return _into(shaped(_op("dot")(a, b), a.shape[:-1] + b.shape[1:]), out)
-
-
-def _of_matrices(op):
-    def function(a):
-        return shaped(_op(op)(real_of(a)), a.shape[:-2] if op == "linalg_det" else a.shape)
-
-    return function
-
-
-implements("linalg.det")(_of_matrices("linalg_det"))
-implements("linalg.inv")(_of_matrices("linalg_inverse"))
+    return into(shaped(_op("dot")(a, b), a.shape[:-1] + b.shape[1:]), out)
 
 
 # --- Memory ---------------------------------------------------------------------------------------

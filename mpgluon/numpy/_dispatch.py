@@ -2,7 +2,7 @@
 
 For arrays of mx.np, NumPy's functions call mx.np's functions of the same name, which autograd
 records. NumPy computes its other functions on copies of the values. Arrays of mx.nd have their own
-rules, in ``mpgluon.ndarray._numpy_protocol``, because their results differ.
+rules, in ``mpgluon.ndarray._numpy_protocol`` and `_nd_rules`, because their results differ.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from .. import _core
 from .._core import ndarray
-from ..ndarray import (
-    _numpy_compositions,  # noqa: F401 - registers more rules
-    _numpy_protocol as nd_rules,
+from ..ndarray import _numpy_protocol as nd_rules
+from . import (
+    _fallback,
+    _nd_rules,  # noqa: F401 - registers more rules
 )
-from . import _fallback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

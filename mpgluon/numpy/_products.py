@@ -466,7 +466,7 @@ def _check_sizes(function, a, i, b, j):
     if a.shape[i] != b.shape[j]:
         raise MXNetValueError(
             f"{function}: axis {i} of a has size {a.shape[i]}, but axis {j} of b has size "
-            f"{b.shape[j]}"
+            f"{b.shape[j]}, in shapes {a.shape} and {b.shape}"
         )
 
 

@@ -67,9 +67,12 @@ SMOOTH = {
     "roll": lambda a: np.roll(a, -1) * OTHER,
     "roll along": lambda a: np.roll(a, (1, 2), axis=(0, 1)) * OTHER,
     "pad": lambda a: np.pad(a, ((1, 0), (0, 2)), constant_values=3) ** 2,
+    "pad by the edge": lambda a: np.pad(a, 1, mode="edge") ** 2,
+    "pad by the maximum": lambda a: np.pad(a, ((0, 1), (0, 0)), mode="maximum") ** 2,
     "diag": lambda a: np.diag(a[:, :2], -1) ** 2,
     "diag of a vector": lambda a: np.diag(a[0], 1) ** 2,
     "trace": lambda a: np.trace(a, 1) ** 2,
+    "trace of two axes": lambda a: np.trace(np.expand_dims(a, 1), 0, 0, 2) ** 2,
     "tril": lambda a: np.tril(a) ** 2,
     "triu": lambda a: np.triu(a, 1) ** 2,
     "tensordot": lambda a: np.tensordot(a, OTHER, axes=([1], [1])),
@@ -80,6 +83,8 @@ SMOOTH = {
     "diff twice": lambda a: np.diff(a, 2) ** 2,
     "ptp": lambda a: np.ptp(a, axis=0) ** 2,
     "average": lambda a: np.average(a**2, axis=1, weights=OTHER),
+    "average of vectors": lambda a: np.average(a, axis=1, weights=OTHER[0], keepdims=True) ** 2,
+    "returned weights": lambda a: np.average(OTHER, axis=0, weights=a, returned=True)[1] ** 2,
     "full_like": lambda a: a * np.full_like(a, 2.5),
 }
 EXACT = {
@@ -100,6 +105,11 @@ EXACT = {
     "clip": lambda a: np.clip(a, 0.5, 2.5),
     "concatenate": lambda a: np.concatenate([a, OTHER]),
     "squeeze": lambda a: np.squeeze(a[:1]),
+    "vstack in float64": lambda a: np.vstack([a, a], dtype="float64"),
+    "trace": lambda a: np.trace(a),
+    "inner": lambda a: np.inner(a, a),
+    "tensordot": lambda a: np.tensordot(a, a),
+    "vdot": lambda a: np.vdot(a, a),
 }
 BY_NUMPY = {
     "median": lambda a: np.median(a),
