@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _nonzero = get_op("_npi_nonzero")
 _product = get_op("_npi_dot")
-_split = get_op("_npi__split_v2")
 _pad = get_op("_npi_pad")
 _select = get_op("_npi_where")
 _PADDINGS = ("constant", "edge", "reflect", "symmetric", "maximum", "minimum")
@@ -99,7 +98,7 @@ _MADE = make("mpgluon.numpy", ELEMENTWISE + SHAPES, globals())
 
 globals().update(_MADE)
 
-__all__ = [*_MADE, "all", "any", "around", "moveaxis", "pad", "round", "round_", "split", "where"]
+__all__ = [*_MADE, "all", "any", "around", "moveaxis", "pad", "round", "round_", "where"]
 
 
 def any(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | None = None) -> Any:
@@ -155,27 +154,6 @@ def moveaxis(a: ndarray, source: int | Sequence[int], destination: int | Sequenc
     (3, 4, 2)
     """
     return _moveaxis(a, source, destination)
-
-
-def split(ary: ndarray, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[ndarray]:
-    """Splits the array into equal sections, or before each of the given indices.
-
-    Examples
-    --------
-    >>> np.split(np.array([1, 2, 3]), [1])
-    [array([1.]), array([2., 3.])]
-    """
-    if isinstance(indices_or_sections, (int, onp.integer)):
-        size, sections = ary.shape[axis], int(indices_or_sections)
-        if sections < 1 or size % sections:
-            raise ValueError(
-                f"split: axis {axis} of size {size} cannot be divided into {sections} sections"
-            )
-        parts = _split(ary, indices=(), axis=axis, sections=sections)
-    else:
-        indices = (0, *[int(i) for i in indices_or_sections])
-        parts = _split(ary, indices=indices, axis=axis)
-    return parts if isinstance(parts, list) else [parts]
 
 
 def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "hsplit",
     "hstack",
     "row_stack",
+    "split",
     "vsplit",
     "vstack",
 ]
@@ -169,10 +170,44 @@ def _parts(name, ary, indices_or_sections, axis, equal):
             raise MXNetValueError(
                 f"{name}: an axis of size {size} cannot be split into {sections} equal parts"
             )
+        if not more:  # exported blocks split other sizes into as many parts
+            return _listed(_split(ary, indices=(), axis=axis, sections=sections))
         counts = [each + 1] * more + [each] * (sections - more)
         starts = [0, *itertools.accumulate(counts[:-1])]
-    result = _split(ary, indices=tuple(starts), axis=axis)
-    return [*result] if isinstance(result, (list, tuple)) else [result]
+    return _listed(_split(ary, indices=tuple(starts), axis=axis))
+
+
+def _listed(parts):
+    return [*parts] if isinstance(parts, (list, tuple)) else [parts]
+
+
+def split(ary: ndarray, indices_or_sections: Any, axis: int = 0) -> list[ndarray]:
+    """Splits an array along an axis into equal parts, or at the given indices.
+
+    Parameters
+    ----------
+    ary : ndarray
+        The array.
+    indices_or_sections : int or sequence of int
+        The number of equal parts, or the indices at which all parts except the first start.
+    axis : int
+        The axis.
+
+    Raises
+    ------
+    ValueError
+        If the array cannot be split into equal parts, or if the axis is out of range.
+
+    Source: numpy.split
+
+    Examples
+    --------
+    >>> x = mx.nd.array([1, 2, 3]).as_np_ndarray()
+    >>> [part.asnumpy().tolist() for part in mx.np.split(x, [1])]
+    [[1.0], [2.0, 3.0]]
+    """
+    check("split", ary=ary)
+    return _parts("split", ary, indices_or_sections, axis, equal=True)
 
 
 def array_split(ary: ndarray, indices_or_sections: Any, axis: int = 0) -> list[ndarray]:

@@ -89,6 +89,8 @@ def test_array_split_has_gradients():
 @pytest.mark.parametrize(
     "name, shape, sections",
     [
+        ("split", (6, 2), 3),
+        ("split", (5,), [3, 1, 9, -2]),
         ("hsplit", (4,), 2),
         ("hsplit", (2, 4), 2),
         ("hsplit", (2, 4, 1), [1]),
