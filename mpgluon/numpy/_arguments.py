@@ -55,11 +55,6 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     return (*map(operator.index, shape),) if np.iterable(shape) else (operator.index(shape),)
 
 
-def cube_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape with three dimensions for a shape with fewer dimensions."""
-    return {0: (1, 1, 1), 1: (1, *shape, 1), 2: (*shape, 1)}[len(shape)]
-
-
 def shaped(x: ndarray, shape: Iterable[int]) -> ndarray:
     """Reshapes an array. All sizes are literal: 0 and -1 are not codes."""
     shape = tuple(shape)

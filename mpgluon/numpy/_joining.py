@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._core import MXNetValueError, ndarray
-from ._arguments import arrays_of, axis_of, check, cube_of, flat, joined, op, part, shaped
+from ._arguments import arrays_of, axis_of, check, flat, joined, op, part, shaped
+from ._shaping import atleast_1d, atleast_2d, atleast_3d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +83,7 @@ def vstack(arrays: Sequence[ndarray], out: ndarray | None = None) -> ndarray:
     >>> mx.np.vstack([x, x]).asnumpy().tolist()
     [[1.0, 2.0], [1.0, 2.0]]
     """
-    parts = arrays_of("vstack", arrays)
-    return joined([shaped(x, (1,) * (2 - x.ndim) + x.shape) for x in parts], 0, out)
+    return joined([atleast_2d(x) for x in arrays_of("vstack", arrays)], 0, out)
 
 
 def row_stack(arrays: Sequence[ndarray]) -> ndarray:
@@ -116,7 +116,7 @@ def hstack(arrays: Sequence[ndarray]) -> ndarray:
     >>> mx.np.hstack([x, x]).asnumpy().tolist()
     [1.0, 2.0, 1.0, 2.0]
     """
-    parts = [x if x.ndim else shaped(x, (1,)) for x in arrays_of("hstack", arrays)]
+    parts = [atleast_1d(x) for x in arrays_of("hstack", arrays)]
     return joined(parts, 0 if parts[0].ndim == 1 else 1)
 
 
@@ -131,8 +131,7 @@ def dstack(arrays: Sequence[ndarray]) -> ndarray:
     >>> mx.np.dstack([x, x]).asnumpy().tolist()
     [[[1.0, 1.0], [2.0, 2.0]]]
     """
-    parts = arrays_of("dstack", arrays)
-    return joined([x if x.ndim > 2 else shaped(x, cube_of(x.shape)) for x in parts], 2)
+    return joined([atleast_3d(x) for x in arrays_of("dstack", arrays)], 2)
 
 
 def column_stack(tup: Sequence[ndarray]) -> ndarray:

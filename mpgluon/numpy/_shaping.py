@@ -16,7 +16,6 @@ from ._arguments import (
     check,
     check_order,
     common_shape,
-    cube_of,
     filled,
     flat,
     joined,
@@ -108,7 +107,7 @@ def atleast_3d(*arys: ndarray) -> ndarray | list[ndarray]:
     >>> mx.np.atleast_3d(mx.nd.array([1, 2]).as_np_ndarray()).shape
     (1, 2, 1)
     """
-    return _at_least("atleast_3d", arys, 3, cube_of)
+    return _at_least("atleast_3d", arys, 3, lambda shape: (*(1,) * (2 - len(shape)), *shape, 1))
 
 
 def ravel(x: ndarray, order: str = "C") -> ndarray:
