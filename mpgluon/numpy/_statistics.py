@@ -27,6 +27,7 @@ from ._arguments import (
     shaped,
     transposed,
 )
+from ._shaping import atleast_2d
 
 if TYPE_CHECKING:
     from typing import Any
@@ -46,7 +47,6 @@ __all__ = [
 ]
 
 _dot = op("_npi_dot")
-_floor = op("_npi_floor")
 _histogram = op("_npi__histogram")
 _isnan = op("_npi_isnan")
 _max = op("_npi_max")
@@ -292,7 +292,7 @@ def cov(
             if values.ndim > 2:
                 raise MXNetValueError(f"cov: {name} must have at most 2 dimensions")
             x = real_of(values) if dtype is None else values.astype(dtype)
-            x = shaped(x, (1,) * (2 - x.ndim) + x.shape)
+            x = atleast_2d(x)
             rows.append(x if rowvar or (values.ndim < 2) else transposed(x, (1, 0)))
     x = rows[0] if y is None else joined(rows, 0)
     less = (0 if bias else 1) if ddof is None else ddof
@@ -344,35 +344,25 @@ _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 def _positions(name, q, scale, last, method):
     """Returns the indices of the values below and above the quantiles, and the weight of the latter
-    (None if it is 0). The results are vectors of NumPy, or arrays if `q` is an array."""
+    (None if it is 0). The results are vectors of NumPy, or arrays if `q` is an array, for which
+    NumPy's functions call those of mx.np."""
     if isinstance(q, ndarray):
         place = flat(real_of(q)) * (last / scale)
-        below = _floor(place)
-        rest = place - below
-        if method == "nearest":  # halves are rounded to even indices
-            up = (rest > 0.5) + (rest == 0.5) * (below % 2 == 1)
-            below = below + up.astype(below.dtype)
-        elif method == "higher":
-            below = below + (rest > 0).astype(below.dtype)
-        elif method == "midpoint":
-            rest = 0.5 * (rest > 0).astype(below.dtype)
-        index = below.astype("int64")
-        if method in ("lower", "higher", "nearest"):
-            return index, index, None
-        return index, op("_npi_clip")(index + 1, a_min=0, a_max=last), rest
-    q = np.asarray(q, "float64").reshape(-1)
-    if not ((q >= 0) & (q <= scale)).all():
-        raise MXNetValueError(f"{name}: q must be between 0 and {scale}")
-    place = q / scale * last
+    else:
+        q = np.asarray(q, "float64").reshape(-1)
+        if not ((q >= 0) & (q <= scale)).all():
+            raise MXNetValueError(f"{name}: q must be between 0 and {scale}")
+        place = q / scale * last
     if method in ("lower", "higher", "nearest"):
         round_ = {"lower": np.floor, "higher": np.ceil, "nearest": np.rint}[method]
         index = round_(place).astype("int64")
         return index, index, None
-    below = np.floor(place).astype("int64")
+    below = np.floor(place)
     rest = place - below
     if method == "midpoint":
-        rest = 0.5 * (rest > 0)
-    return below, np.minimum(below + 1, last), rest if rest.any() else None
+        rest = np.ceil(rest) / 2
+    index, exact = below.astype("int64"), isinstance(rest, np.ndarray) and not rest.any()
+    return index, np.clip(index + 1, 0, last), None if exact else rest
 
 
 def _quantiles(name, a, q, scale, axis, out, method, keepdims):
