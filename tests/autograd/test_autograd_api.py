@@ -77,6 +77,9 @@ def test_backward_respects_grad_req():
         z.attach_grad("often")
     z.attach_grad(stype="row_sparse")
     assert z.grad.stype == "row_sparse"
+    for stype in ("row_sparse", "default"):
+        z.attach_grad("null", stype=stype)
+        assert z.grad is None and z.as_np_ndarray().grad is None
     z.attach_grad()
     assert z.grad.stype == "default"
     assert nd.ones(1).grad is None

@@ -39,6 +39,9 @@ static PyObject *get_t(PyObject *self, void *Py_UNUSED(unused)) {
 }
 static PyObject *get_grad(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_tensor gradient;
+  mpg_grad_req request;
+  if (mpg_autograd_request(mpg_py_array_of(self), &request) && request == MPG_GRAD_NULL)
+    Py_RETURN_NONE;
   PyObject *sparse = mpg_py_sparse_gradient(self);
   if (sparse != NULL) return sparse;
   MPG_PY_TRY(mpg_autograd_gradient(mpg_py_array_of(self), &gradient));
@@ -114,7 +117,9 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"stype", get_stype, NULL, "The storage type: always 'default'.", NULL},
     {"T", get_t, NULL, "The array with its dimensions in reverse order.", NULL},
     {"grad", get_grad, NULL,
-     "The gradient that attach_grad created and backward writes; None without attach_grad.", NULL},
+     "The gradient that attach_grad created and backward writes; None without attach_grad, and for "
+     "grad_req='null'.",
+     NULL},
     {"grad_req", get_grad_req, NULL,
      "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
     {"_has_gradient", get_has_gradient, NULL,
