@@ -60,6 +60,7 @@ CASES = {
     "broadcast_to-number": (lambda F, x: F.broadcast_to(2.5, (2, 3)) + x, SCALAR),
     "squeeze-scalar": (lambda F, x: F.squeeze(x, -1), SCALAR),
     "flip": (lambda F, x: F.flip(x), X),
+    "flip-no-axes": (lambda F, x: F.flip(x, ()), X),
     "flip-axes": (lambda F, x: F.flip(x, (0, 2)), X),
     "tile": (lambda F, x: F.tile(x, (2, 1, 2)), M),
     "repeat": (lambda F, x: F.repeat(x, 2), M),

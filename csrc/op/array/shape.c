@@ -385,7 +385,8 @@ mpg_status mpg_infer_reverse(mpg_infer *infer) {
   if (!mpg_infer_begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   uint32_t seen = 0;
-  if (params->axis.count < 1) return mpg_infer_fail(infer, "axis must not be empty");
+  if (params->axis.count < 1 && !mpg_op_is_numpy(infer->op))
+    return mpg_infer_fail(infer, "axis must not be empty");
   for (int i = 0; i < params->axis.count; i++) {
     int axis;
     MPG_TRY(mpg_axis_normalize(params->axis.values[i], infer->inputs[0].shape.ndim, infer->op->name,
@@ -397,7 +398,9 @@ mpg_status mpg_infer_reverse(mpg_infer *infer) {
 }
 
 void mpg_gradient_reverse(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_reverse, g->params, g->out_grads[0]);
+  const mpg_reverse_params *params = g->params;
+  mpg_value dy = g->out_grads[0];
+  g->in_grads[0] = params->axis.count < 1 ? dy : mpg_emit1(g, MPG_OP_reverse, params, dy);
 }
 
 /* --- Repetition ------------------------------------------------------------------------------- */
