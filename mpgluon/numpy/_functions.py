@@ -7,6 +7,7 @@ table's function that its op cannot.
 from __future__ import annotations
 
 import builtins
+import inspect
 from typing import TYPE_CHECKING
 
 import numpy as onp
@@ -74,17 +75,32 @@ def _flip(m, axis=None, out=None):
 
 
 def _kept(name):
-    """Returns the function that runs a reduction over no axes, which only casts."""
+    """Returns the function that runs a reduction over no axes, which only casts, or over the axis
+    of an array without dimensions: a reduction over a new axis of size 1."""
 
-    def reduce(a, axis=(), *args, keepdims=False, **kwargs):
+    def reduce(*args, **kwargs):
         function = _MADE[name]
-        if args and isinstance(args[0], bool):  # keepdims of max and min
-            args = ()
-        return function(reshape(a, (*a.shape, 1)), -1, *args, **kwargs)
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        a, axis = given.pop("a"), given.pop("axis")
+        given["keepdims"] = False
+        return function(reshape(a, (*a.shape, 1)), -1 if axis == () else axis, **given)
 
     return reduce
 
 
+def _located(name):
+    """Returns the function that runs argmax or argmin along the axis of an array without
+    dimensions."""
+
+    def search(a, axis, out=None, *, keepdims=False):
+        if axis == ():
+            raise TypeError(f"{name}: axis must be an integer or None, got ()")
+        return _MADE[name](reshape(a, (1,)), axis, out)
+
+    return search
+
+
+_located_max, _located_min = _located("argmax"), _located("argmin")
 _kept_max, _kept_mean, _kept_min = _kept("max"), _kept("mean"), _kept("min")
 _kept_prod, _kept_sum = _kept("prod"), _kept("sum")
 

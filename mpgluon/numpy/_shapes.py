@@ -47,12 +47,14 @@ amin(a, axis?2=None, keepdims=False, out=None, initial:_=None, where:_=True)
 >>> np.amin(np.array([[1, 5], [4, 2]]), axis=1)
 array([1., 2.])
 
-argmax(a, axis=None, out=None, *, keepdims=False) -> argmax
+argmax(a, axis?2=None, out=None, *, keepdims=False)
+-> argmax | _located_max
 The index of the largest element along a dimension, the first of equal ones, as int64.
 >>> np.argmax(np.array([[1, 5], [4, 2]]), axis=1)
 array([1, 0], dtype=int64)
 
-argmin(a, axis=None, out=None, *, keepdims=False) -> argmin
+argmin(a, axis?2=None, out=None, *, keepdims=False)
+-> argmin | _located_min
 The index of the smallest element along a dimension, the first of equal ones, as int64.
 >>> np.argmin(np.array([[1, 5], [4, 2]]), axis=1)
 array([0, 1], dtype=int64)

@@ -22,6 +22,12 @@ CASES = {
     "any-no-axes": (lambda F, x: F.any(x, axis=()), X),
     "sum-empty": (lambda F, x: F.sum(x, axis=0), EMPTY),
     "sum-scalar": (lambda F, x: F.sum(x), SCALAR),
+    "prod-no-axes-positions": (lambda F, x: F.prod(x, (), None, None, True), M),
+    "sum-scalar-axis": (lambda F, x: F.sum(x, axis=0, keepdims=True), SCALAR),
+    "any-scalar-axis": (lambda F, x: F.any(x, axis=0), SCALAR),
+    "max-scalar-axis": (lambda F, x: F.max(x, -1), SCALAR),
+    "argmax-scalar-axis": (lambda F, x: F.argmax(x, axis=0), SCALAR),
+    "argmin-scalar-axis": (lambda F, x: F.argmin(x, axis=-1, keepdims=True), SCALAR),
     "sum-dtype": (lambda F, x: F.sum(x, axis=1, dtype="float64"), X),
     "prod": (lambda F, x: F.prod(x, axis=-1), M),
     "prod-empty": (lambda F, x: F.prod(x), EMPTY),
@@ -184,6 +190,17 @@ def test_results_are_written_into_out(name, make):
     out = array(np.zeros(expected.shape), expected.dtype)
     assert make(x, out) is out
     assert np.array_equal(out.asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "argmin"])
+def test_axis_out_of_range_of_an_array_without_dimensions_raises(name):
+    with pytest.raises(mx.MXNetError, match="axis 1 is out of range"):
+        getattr(mx.np, name)(array(SCALAR), axis=1)
+
+
+def test_argmax_of_no_axes_raises():
+    with pytest.raises(TypeError, match="argmax: axis must be an integer or None"):
+        mx.np.argmax(array(M), axis=())
 
 
 def test_where_finds_true_elements():

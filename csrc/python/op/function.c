@@ -18,7 +18,8 @@ typedef struct argument {
   int index;       /* index of the op's input or parameter */
   bool special;    /* `other` is called if the argument is None or missing */
   bool none;       /* None means the row's default, which is not None */
-  bool empty;      /* `other` is called if the argument is an empty tuple */
+  bool axis;       /* `other` is called for an empty tuple, and for a first input without dimensions
+                    * if the argument is not None */
   PyObject *fixed; /* the only value of a FIXED argument, or NULL if any will do; owned */
 } argument;
 
@@ -27,6 +28,7 @@ typedef struct extras {
   PyObject *name;  /* borrowed */
   mpg_dtype dtype; /* dtype to which the first input is cast, or MPG_DTYPE_NONE */
   bool special;    /* true if `other` must run the call */
+  bool axis;       /* true if `other` must run the call for a first input without dimensions */
 } extras;
 
 typedef struct function_object {
@@ -139,7 +141,7 @@ static int add_argument(function_object *self, const char *name, const char *tar
     *added = (argument){.role = FIXED, .fixed = literal(value ? value : "None")};
     if (added->fixed == NULL) return -1;
   } else if (param >= 0) {
-    *added = (argument){.role = PARAM, .index = param, .special = mark == 1, .empty = mark > 1};
+    *added = (argument){.role = PARAM, .index = param, .special = mark == 1, .axis = mark > 1};
     self->base.required |= (uint64_t)1 << param;
     if (value && set_default(self, added, value) < 0) return -1;
   } else if (strcmp(key, "out") == 0) {
@@ -165,8 +167,8 @@ static int add_argument(function_object *self, const char *name, const char *tar
  * argument's name in the op's row. `_` denotes an argument that must keep its default, `~` one
  * that has no effect, and `^` a dtype to cast the first input to. `?` after a name means that
  * `other` runs a call in which the argument is None, and `?2` that it runs calls with inputs of 0
- * or more than 2 dimensions. `?2` after a parameter's name means that it runs calls with an empty
- * tuple. */
+ * or more than 2 dimensions. `?2` after a parameter's name, an axis, means that it runs calls
+ * with an empty tuple, and those with an axis for a first input without dimensions. */
 static int read_signature(function_object *self, const char *text) {
   mpg_text clean = {0};
   PyObject *names = PyList_New(0);
@@ -242,7 +244,8 @@ static inline int set_argument(const function_object *self, mpg_py_op_call *c, i
       return mpg_py_op_call_array(c, to->index, value);
     case PARAM:
       if (value == Py_None && to->none) return 0;
-      if (to->empty && PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == 0) {
+      if (to->axis && value != Py_None) more->axis = true;
+      if (to->axis && PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == 0) {
         more->special = true;
         return 0;
       }
@@ -450,6 +453,10 @@ static bool is_beyond(const function_object *self, PyObject *object) {
 /* True if `other` must run the call. */
 static bool is_special(const function_object *self, const mpg_py_op_call *c, const extras *more) {
   if (more->special || self->special & ~c->given) return true;
+  PyObject *first = more->axis && c->num_arrays > 0 ? c->arrays[0] : NULL;
+  if (first != NULL && mpg_py_is_array(first) &&
+      mpg_py_array_of(first)->tensor.desc.shape.ndim == 0)
+    return true;
   for (int i = 0; i < self->count; i++) {
     const argument *a = &self->arguments[i];
     if (a->role == INPUT && a->special &&
