@@ -152,9 +152,9 @@ def _astype(
     copy: bool = True,
 ) -> ndarray:
     """Returns the array cast to a dtype, or the array itself if it has the dtype and `copy` is
-    False."""
+    False. None means float32."""
     _only("astype", order=(order, "K", "C"), casting=(casting, "unsafe"), subok=(bool(subok), True))
-    return NDArray.astype(self, dtype, copy)
+    return NDArray.astype(self, "float32" if dtype is None else dtype, copy)
 
 
 def _device(self) -> Context:

@@ -84,6 +84,10 @@ def test_methods_match_numpys(call):
         assert type(x.grad) is type(x) and x.grad.shape == x.shape
 
 
+def test_astype_of_none_is_float32():
+    assert array([1, 2], "int32").astype(None).dtype == "float32"
+
+
 def test_sorting_returns_a_copy():
     x = array(VALUES)
     assert np.array_equal(x.sort(axis=1).asnumpy(), np.sort(VALUES, axis=1))
