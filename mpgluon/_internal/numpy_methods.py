@@ -375,20 +375,6 @@ def _cumsum(
     return _np().cumsum(self, axis=axis, dtype=dtype, out=out)
 
 
-# --- Operators ------------------------------------------------------------------------------------
-def floor_divide(a: Any, b: Any) -> ndarray:
-    """Returns ``a // b`` for an array and another array or a number. The quotient of integers is
-    exact."""
-    if isinstance(a, ndarray) and a.dtype == bool:
-        a = a.astype("int8")
-    difference = a - a % b
-    if "float" in _core.dtype_name(difference.dtype):
-        return _np().rint(difference / b)
-    # mx.np divides integers as float32, but mx.nd divides them exactly.
-    divisor = b.astype(difference.dtype).as_nd_ndarray() if isinstance(b, ndarray) else int(b)
-    return (difference.as_nd_ndarray() / divisor).as_np_ndarray()
-
-
 def add_methods() -> None:
     """Adds the methods to ndarray. Must be called once, after the methods of NDArray were added."""
     absent(ndarray, HIDDEN)

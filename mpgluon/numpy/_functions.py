@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as onp
 
 from .. import _core
-from .._core import get_op, ndarray
+from .._core import NDArray, get_op, ndarray
 from ..ndarray.functions import moveaxis as _moveaxis
 from ._arguments import choose
 from ._elementwise import ELEMENTWISE
@@ -114,7 +114,19 @@ _MADE = make("mpgluon.numpy", ELEMENTWISE + SHAPES, globals())
 
 globals().update(_MADE)
 
-__all__ = [*_MADE, "all", "any", "around", "moveaxis", "pad", "round", "round_", "where"]
+__all__ = [
+    *_MADE,
+    "all",
+    "any",
+    "around",
+    "floor_divide",
+    "moveaxis",
+    "pad",
+    "round",
+    "round_",
+    "sometrue",
+    "where",
+]
 
 
 def any(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | None = None) -> Any:
@@ -126,6 +138,9 @@ def any(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | Non
     array([ True, False])
     """
     return not_equal(sum(not_equal(a, 0), axis=axis, keepdims=keepdims), 0, out=out)
+
+
+sometrue: Callable[..., Any] = any
 
 
 def all(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | None = None) -> Any:
@@ -159,6 +174,31 @@ def around(x: ndarray, decimals: int = 0, out: ndarray | None = None) -> Any:
 
 round: Callable[..., Any] = around
 round_: Callable[..., Any] = around
+
+
+def floor_divide(x1: Any, x2: Any, out: ndarray | None = None) -> Any:
+    """The quotient rounded down, ``x1 // x2``, of arrays or an array and a number.
+
+    The dtype is that of `mod`, so the quotient of integers is an exact integer; bools become int8.
+
+    Examples
+    --------
+    >>> np.floor_divide(np.array([7, -7]), 2)
+    array([ 3., -4.])
+    """
+    if not isinstance(x1, NDArray) and not isinstance(x2, NDArray):
+        return onp.floor_divide(x1, x2)
+    if isinstance(x1, ndarray) and x1.dtype == bool:
+        x1 = x1.astype("int8")
+    difference = x1 - x1 % x2
+    if "float" in _core.dtype_name(difference.dtype):
+        return rint(difference / x2, out=out)
+    if isinstance(x2, onp.ndarray):
+        x2 = _core.array(x2, x1.ctx, difference.dtype).as_np_ndarray()
+    # mx.np divides integers as float32, but mx.nd divides them exactly.
+    divisor = x2.astype(difference.dtype).as_nd_ndarray() if isinstance(x2, ndarray) else int(x2)
+    result = (difference.as_nd_ndarray() / divisor).as_np_ndarray()
+    return result if out is None else copy(result, out=out)
 
 
 def moveaxis(a: ndarray, source: int | Sequence[int], destination: int | Sequence[int]) -> ndarray:

@@ -159,13 +159,25 @@ def test_floor_division_and_remainder_match_numpy(dtype):
         given = [array(v) if isinstance(v, np.ndarray) else v for v in (p, q)]
         if isinstance(p, np.generic):
             given[0] = array(p)
-        for result, expected in zip(
-            (given[0] // given[1], *divmod(*given)), (p // q, *divmod(p, q))
-        ):
+        quotients = given[0] // given[1], mx.np.floor_divide(*given)
+        for result, expected in zip((*quotients, *divmod(*given)), (p // q, p // q, *divmod(p, q))):
             assert result.dtype == np.dtype(dtype)
             assert np.array_equal(result.asnumpy(), expected), (p, q)
     x = array(np.array([2**60 + 1], "int64"))
     assert (x // array(np.array([1], "int64"))).item() == 2**60 + 1
+
+
+def test_floor_divide_writes_to_out_and_is_called_by_numpy():
+    x, out = array([7.0, -7]), array([0.0, 0])
+    assert mx.np.floor_divide(x, 2, out=out) is out and out.tolist() == [3, -4]
+    assert np.floor_divide(x, 2).tolist() == [3, -4] and mx.np.floor_divide(7, 2) == 3
+    counts = array(np.array([7, -7], "int32"))
+    for divisor in (np.array([2, 3]), np.array(2), np.int64(2)):
+        result = counts // divisor
+        assert result.dtype == "int32"
+        assert result.tolist() == (counts.asnumpy() // divisor).tolist()
+    target = array(np.zeros(2, "int32"))
+    assert mx.np.floor_divide(counts, 2, target) is target and target.tolist() == [3, -4]
 
 
 def test_operands_of_numpy_are_converted():

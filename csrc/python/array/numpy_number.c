@@ -3,9 +3,8 @@
  */
 #include "python/core.h"
 
-static PyObject *call_function(const char *module_name, const char *name, PyObject *a,
-                               PyObject *b) {
-  PyObject *module = PyImport_ImportModule(module_name),
+static PyObject *call_function(const char *name, PyObject *a, PyObject *b) {
+  PyObject *module = PyImport_ImportModule("mpgluon.numpy"),
            *result = module ? PyObject_CallMethod(module, name, "OO", a, b) : NULL;
   Py_XDECREF(module);
   return result;
@@ -15,7 +14,7 @@ static bool is_operand(PyObject *object) {
 }
 static PyObject *numpy_floor_divide(PyObject *a, PyObject *b) {
   if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
-  return call_function("mpgluon._internal.numpy_methods", "floor_divide", a, b);
+  return call_function("floor_divide", a, b);
 }
 static PyObject *numpy_divmod(PyObject *a, PyObject *b) {
   PyObject *quotient = numpy_floor_divide(a, b);
@@ -94,7 +93,7 @@ static PyObject *numpy_matmul(PyObject *a, PyObject *b) {
   const mpg_array *like = mpg_py_array_of(mpg_py_is_array(a) ? a : b);
   PyObject *left = mpg_py_operand(a, like, true, "@"), *right = NULL, *result = NULL;
   if (left != NULL) right = mpg_py_operand(b, like, true, "@");
-  if (right != NULL) result = call_function("mpgluon.numpy", "matmul", left, right);
+  if (right != NULL) result = call_function("matmul", left, right);
   Py_XDECREF(left);
   Py_XDECREF(right);
   return result;
