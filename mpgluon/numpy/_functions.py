@@ -19,6 +19,7 @@ from ._arguments import choose
 from ._elementwise import ELEMENTWISE
 from ._shapes import SHAPES
 from ._table import make
+from ._values import nonzero
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         transpose,
     )
 
-_nonzero = get_op("_npi_nonzero")
 _product = get_op("_npi_dot")
 _pad = get_op("_npi_pad")
 _select = get_op("_npi_where")
@@ -226,8 +226,7 @@ def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:
     (array([1], dtype=int64),)
     """
     if x is None and y is None:
-        indices = _nonzero(condition)
-        return tuple(indices[:, i] for i in range(condition.ndim))
+        return nonzero(condition)
     if x is None or y is None:
         raise ValueError("where: expected both x and y, or neither")
     if isinstance(x, ndarray) and isinstance(y, ndarray) and x.shape == y.shape:

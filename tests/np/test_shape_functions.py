@@ -206,6 +206,9 @@ def test_argmax_of_no_axes_raises():
 def test_where_finds_true_elements():
     found = mx.np.where(array([[0, 1], [1, 1]]))
     assert [x.asnumpy().tolist() for x in found] == [[0, 1, 1], [1, 0, 1]]
+    block = mx.gluon.nn.HybridLambda(lambda F, x: F.np.where(x)[1] + 1)
+    block.hybridize()
+    assert block(array(M)).tolist() == [1, 2, 3, 1, 2, 3]
     with pytest.raises(ValueError, match="both x and y"):
         mx.np.where(array(M), array(M))
 
