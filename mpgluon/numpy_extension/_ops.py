@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .. import numpy as _np
 from .._core import get_op, waitall
 from ..context import Context, gpu_memory_info
 from ..ndarray.contrib import cond, foreach, while_loop
-from ..numpy import _functions as _np
 from ..numpy._table import make
 
 if TYPE_CHECKING:
@@ -241,6 +241,7 @@ __all__ = [
     "index_update",
     "masked_log_softmax",
     "masked_softmax",
+    "nonzero",
     "waitall",
     "while_loop",
 ]
@@ -278,6 +279,20 @@ def masked_log_softmax(
 def _hidden(data, mask):
     """Replaces elements whose mask is false by a number whose exponential is 0."""
     return _np.where(mask, data, -1e4 if data.dtype == "float16" else -1e18)
+
+
+def nonzero(a: ndarray) -> ndarray:
+    """The indices of the elements that are not 0, as the rows of an int64 matrix, in C order.
+
+    ``np.nonzero`` returns the columns of the matrix.
+
+    Examples
+    --------
+    >>> npx.nonzero(np.array([[0, 7], [1, 0]]))
+    array([[0, 1],
+           [1, 0]], dtype=int64)
+    """
+    return _np.argwhere(a)
 
 
 def _spread(a, ind, val):

@@ -74,6 +74,16 @@ def test_elements_are_changed_at_indices(name, rows):
     assert number.asnumpy()[key].min() >= 5
 
 
+def test_nonzero_has_one_row_per_element():
+    x = F.array([[0, 7, 0], [1, 0, 2]])
+    block = mx.gluon.nn.HybridLambda(lambda F, x: F.npx.nonzero(x) * 2)
+    block.hybridize()
+    expected = np.transpose(np.nonzero(x.asnumpy()))
+    assert npx.nonzero(x).dtype == "int64"
+    assert np.array_equal(npx.nonzero(x).asnumpy(), expected)
+    assert np.array_equal(block(x).asnumpy(), expected * 2)
+
+
 def test_constraint_check_raises_if_an_element_is_false():
     x = F.array([1, 2])
     assert npx.constraint_check(x > 0, "must be positive").item() is True
