@@ -20,6 +20,7 @@ from . import (
     _products,
     _shaping,
     _statistics,
+    _text,
     _values,
     linalg as linalg,
     random as random,
@@ -32,6 +33,7 @@ from ._joining import *
 from ._products import *
 from ._shaping import *
 from ._statistics import *
+from ._text import *
 from ._values import *
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     *_products.__all__,
     *_shaping.__all__,
     *_statistics.__all__,
+    *_text.__all__,
     *_values.__all__,
 ]
 

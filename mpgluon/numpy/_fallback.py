@@ -97,6 +97,7 @@ FUNCTIONS = {
     "select": "Selects elements from a list of arrays by a list of conditions.",
     "setdiff1d": "Returns the sorted, unique elements that are only in the first array.",
     "setxor1d": "Returns the sorted, unique elements that are in only one of two arrays.",
+    "shape": "Returns the sizes of the dimensions.",
     "shares_memory": "True if two arrays share memory.",
     "signbit": "True for each element whose sign bit is set.",
     "size": "Returns the number of elements, in total or along an axis.",
@@ -197,8 +198,8 @@ def _values(array):
     return array.asnumpy()
 
 
-def _placeholder(array):
-    """Returns a NumPy array with the shape and dtype of an array that takes no memory."""
+def _shape_only(array):
+    """Returns a NumPy array with the shape and dtype of an array, but without its values."""
     dtype = np.dtype("float32" if array.dtype is _core.bfloat16 else array.dtype)
     return np.broadcast_to(np.zeros((), dtype), array.shape)
 
@@ -225,7 +226,7 @@ def on_copies(
     in ``out`` are copied to these afterwards.
     """
     given = list(arrays_in((*args, kwargs)))
-    copy = _placeholder if name in _OF_SHAPES else _view if name in _OF_VIEWS else _values
+    copy = _shape_only if name in _OF_SHAPES else _view if name in _OF_VIEWS else _values
     if copy is _values:
         _check(name, given, name.partition(".")[0] not in WITHOUT_GRADIENT)
     args = tuple(converted(value, NDArray, copy) for value in args)

@@ -1,4 +1,4 @@
-"""Functions of mx.np and mx.npx have the parameters of MXNet 1.9.1, in the same order."""
+"""All functions of mx.np and mx.npx exist, with the parameters of MXNet 1.9.1, in the same order."""
 
 import functools
 import inspect
@@ -8,6 +8,12 @@ import pytest
 
 import mpgluon as mx
 
+# Functions of MXNet's table that mpgluon lacks on purpose -> the reason.
+MISSING = {
+    "npx.check_call": "a helper for MXNet's C API, which npx only imports",
+    "npx.classproperty": "a helper for MXNet's classes, which npx only imports",
+    "npx.with_metaclass": "a helper for Python 2, which npx only imports",
+}
 TABLE = os.path.join(os.path.dirname(__file__), "..", "data", "mxnet-1.9.1", "numpy.tsv")
 
 
@@ -20,9 +26,10 @@ def rows():
 
 @pytest.mark.parametrize("space, name, parameters", list(rows()))
 def test_parameters_are_mxnets(space, name, parameters):
-    module = functools.reduce(lambda *path: getattr(*path, None), space.split("."), mx)
-    if not hasattr(module, name):
-        pytest.skip("not part of this package")
+    module = functools.reduce(getattr, space.split("."), mx)
+    if f"{space}.{name}" in MISSING:
+        assert not hasattr(module, name)
+        return
     function = getattr(module, name)
     found = inspect.signature(function).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

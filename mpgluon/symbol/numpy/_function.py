@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ... import _core
 from ...attribute import AttrScope
 from ...name import NameManager
-from ...numpy import _fallback
+from ...numpy import _fallback, _text
 from .._functions import Function, attributes, is_numpy, single, symbol_type
 from .._graph import make
 from ..symbol import Symbol
@@ -125,7 +125,7 @@ class _Once(NameManager):
 
 
 # Functions that need values, change an array in place or set the seed.
-_WITHOUT_NODE = {*_fallback.__all__, "lstsq", "seed", "shuffle"}
+_WITHOUT_NODE = {*_fallback.__all__, *_text.__all__, "lstsq", "seed", "shuffle"}
 # The type of functions of mx.np that are ops.
 _OP_FUNCTION = _core.NumPyFunction
 _core.set_symbol_node(Symbol, node_of_op)
