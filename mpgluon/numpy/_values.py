@@ -17,6 +17,7 @@ from ._arguments import (
     check,
     choose,
     common_shape,
+    constant,
     filled,
     flat,
     is_float,
@@ -69,7 +70,8 @@ def isclose(
     Parameters
     ----------
     a, b : ndarray or float
-        The values; at least one must be an array. Equal infinities are close.
+        The values; at least one must be an array of mx.np, and the other may be one of NumPy. Equal
+        infinities are close.
     rtol, atol : float
         The relative and the absolute tolerance.
     equal_nan : bool
@@ -82,12 +84,13 @@ def isclose(
     >>> mx.np.isclose(mx.nd.array([1, 2]).as_np_ndarray(), 1.000001).asnumpy().tolist()
     [True, False]
     """
-    if not isinstance(a, ndarray):
+    if isinstance(a, (int, float, np.generic)):
         check("isclose", b=b)
         a = filled((), a, _real_of(b))
-    elif not isinstance(b, ndarray):
+    elif isinstance(b, (int, float, np.generic)):
+        check("isclose", a=a)
         b = filled((), b, _real_of(a))
-    a, b = _real_of(a), _real_of(b)
+    a, b = map(_real_of, _comparable("isclose", a=a, b=b))
     close = (_abs(a - b) <= _abs(b) * rtol + atol) * _isfinite(b) + (a == b)
     return close + _isnan(a) * _isnan(b) if equal_nan else close
 
@@ -95,6 +98,21 @@ def isclose(
 def _real_of(x):
     """Converts integers to float64, in which int32 are exact."""
     return x if is_float(x) else x.astype("float64")
+
+
+def _comparable(function, **values):
+    """Returns two arguments as arrays of one dtype. One may be a list or an array of NumPy."""
+    like = next((x for x in values.values() if isinstance(x, ndarray)), None)
+    for name, x in values.items():
+        if like is not None and isinstance(x, (list, tuple, np.ndarray)):
+            x = np.asarray(x)
+            values[name] = constant(x, like.context, x.dtype)
+    check(function, **values)
+    arrays = values.values()
+    if len({x.dtype for x in arrays}) == 1:
+        return arrays
+    dtype = "float64" if any(is_float(x) for x in arrays) else "int64"
+    return [x.astype(dtype, copy=False) for x in arrays]
 
 
 def _decided(x):
@@ -134,7 +152,7 @@ def array_equal(a1: ndarray, a2: ndarray, equal_nan: bool = False) -> Any:
     Parameters
     ----------
     a1, a2 : ndarray
-        The arrays.
+        The arrays, of any dtypes. One of them may be an array of NumPy.
     equal_nan : bool
         Treat NaN as equal to NaN.
 
@@ -151,7 +169,7 @@ def array_equal(a1: ndarray, a2: ndarray, equal_nan: bool = False) -> Any:
     >>> mx.np.array_equal(x, x)
     True
     """
-    check("array_equal", a1=a1, a2=a2)
+    a1, a2 = _comparable("array_equal", a1=a1, a2=a2)
     if a1.shape != a2.shape:
         return False
     equal = a1 == a2
@@ -173,7 +191,7 @@ def array_equiv(a1: ndarray, a2: ndarray) -> Any:
     >>> mx.np.array_equiv(mx.nd.ones((2, 3)).as_np_ndarray(), mx.nd.ones(3).as_np_ndarray())
     True
     """
-    check("array_equiv", a1=a1, a2=a2)
+    a1, a2 = _comparable("array_equiv", a1=a1, a2=a2)
     try:
         common_shape(a1.shape, a2.shape)
     except ValueError:

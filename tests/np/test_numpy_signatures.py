@@ -1,4 +1,4 @@
-"""All functions of mx.np and mx.npx exist, with the parameters of MXNet 1.9.1, in the same order."""
+"""Functions of mx.np and mx.npx exist, with the parameters of MXNet 1.9.1, in the same order."""
 
 import functools
 import inspect

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpgluon import _core, numpy as mnp
+from mpgluon import _core, nd, numpy as mnp
 from support.numpy_functions import array, check, listed, values_of
 
 INF, NAN = np.inf, np.nan
@@ -42,6 +42,19 @@ def test_isclose_accepts_numbers():
     assert mnp.allclose(x, 1.5, atol=0.5) and not mnp.allclose(x, 1.5, rtol=0, atol=0.1)
     with pytest.raises(TypeError, match="isclose: b must be an array of mx.np"):
         mnp.isclose(1, 2)
+
+
+@pytest.mark.parametrize("function", ["isclose", "allclose", "array_equal", "array_equiv"])
+def test_comparisons_accept_other_dtypes_and_arrays_of_numpy(function):
+    ours, theirs = getattr(mnp, function), getattr(np, function)
+    rows = np.array([2**24 + 1, 2], "int32"), np.array([2**24, 2], "float32"), np.ones(2, "bool")
+    for a in rows:
+        for b in (*rows, np.array([2, 2], "float64"), np.array([2**53 + 1, 2])):
+            for second in (array(b), b, b.tolist()):
+                assert np.array_equal(np.asarray(ours(array(a), second)), theirs(a, b)), (a, b)
+            assert np.array_equal(np.asarray(ours(b, array(a))), theirs(b, a)), (a, b)
+    with pytest.raises(TypeError, match="must be an array of mx.np, not NDArray; convert it"):
+        ours(array(rows[0]), nd.ones(2))
 
 
 @pytest.mark.parametrize("a, b", PAIRS, ids=str)
