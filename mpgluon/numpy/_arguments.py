@@ -159,9 +159,16 @@ def constant(values: Any, context: Any, dtype: Any) -> ndarray:
 def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarray:
     """Returns x if a condition is true and y otherwise, elementwise with broadcasting.
 
-    At least one of x and y must be an array; a number is converted to its dtype.
+    At least one of x and y must be an array; a number is converted to its dtype. So are floats in
+    an array of NumPy.
     """
     like = x if isinstance(x, ndarray) else y
+    x, y = (
+        constant(v, like.context, like.dtype if is_float(like) else v.dtype)
+        if isinstance(v, np.ndarray)
+        else v
+        for v in (x, y)
+    )
     parts = [value for value in (condition, x, y) if isinstance(value, ndarray)]
     shape = common_shape(*(value.shape for value in parts))
     left, right = (

@@ -209,6 +209,8 @@ def test_where_finds_true_elements():
     block = mx.gluon.nn.HybridLambda(lambda F, x: F.np.where(x)[1] + 1)
     block.hybridize()
     assert block(array(M)).tolist() == [1, 2, 3, 1, 2, 3]
+    x = mx.np.where(array([1, 0]), np.array([3.0, 4.0]), array([5, 6]))
+    assert x.dtype == "float32" and x.tolist() == [3, 6]
     with pytest.raises(ValueError, match="both x and y"):
         mx.np.where(array(M), array(M))
 
