@@ -179,7 +179,8 @@ round_: Callable[..., Any] = around
 def floor_divide(x1: Any, x2: Any, out: ndarray | None = None) -> Any:
     """The quotient rounded down, ``x1 // x2``, of arrays or an array and a number.
 
-    The dtype is that of `mod`, so the quotient of integers is an exact integer; bools become int8.
+    The result has the dtype of `mod`, so the quotient of integers is an exact integer. Bools become
+    int8.
 
     Examples
     --------

@@ -22,9 +22,9 @@ __all__ = ["genfromtxt", "set_printoptions"]
 def genfromtxt(*args: Any, ctx: Context | None = None, **kwargs: Any) -> ndarray:
     """Reads an array from a text file, with one row per line.
 
-    The arguments are those of ``numpy.genfromtxt``, and `ctx` is the device of the array. The dtype
-    is float64 unless another is given. Raises ValueError for rows of different lengths, and
-    TypeError for dtypes that arrays don't have, such as records.
+    Takes the arguments of ``numpy.genfromtxt``; `ctx` is the device of the array. The default
+    dtype is float64. Raises ValueError for rows of different lengths, and TypeError for dtypes that
+    arrays don't have, such as records.
 
     Source: numpy.genfromtxt
 
