@@ -342,8 +342,9 @@ mpg_status mpg_array_as(mpg_array *target, const mpg_array *source, bool numpy) 
     const mpg_op *op = mpg_op_in(mpg_op_get(MPG_OP__reshape_exact), numpy);
     const mpg_exact_shape_params params = {.shape = mpg_shape_tuple(&source->tensor.desc.shape)};
     mpg_array *input = (mpg_array *)source;
-    return mpg_call_in(find_trace(mpg_mode.trace, op, &input, 1), op, &params, &input, 1, target, 1,
-                       NULL, false);
+    /* Skips device groups, which would choose the dialect by the input and move the array. */
+    return mpg_trace_call(find_trace(mpg_mode.trace, op, &input, 1), op, &params, &input, 1, target,
+                          1, false, mpg_mode.training, mpg_mode.scope);
   }
   mpg_array_copy(target, source);
   target->numpy = numpy;

@@ -9,6 +9,7 @@ from mpgluon import autograd, gluon, init, nd, npx
 from mpgluon.gluon import nn
 from programs.features.table import OPTIMIZERS
 from support.compare import same_bits
+from support.kinds import both
 
 draw = np.random.RandomState(5)
 DATA = draw.uniform(-1, 1, (6, 3)).astype("float32")
@@ -24,17 +25,6 @@ def _off():
 def array(values, numpy, dtype=None):
     made = nd.array(values, dtype=dtype or "float32")
     return made.as_np_ndarray() if numpy else made
-
-
-def both(function):
-    """Checks that a function of the kind returns the same bits for both kinds."""
-    results = []
-    for numpy in (False, True):
-        (npx.set_np if numpy else npx.reset_np)()
-        mx.random.seed(2)
-        results.append([x.asnumpy() for x in function(numpy)])
-    npx.reset_np()
-    same_bits(results[1], results[0])
 
 
 def network(ctx=None, dtype="float32"):

@@ -1,0 +1,35 @@
+"""Functions that create arrays of mx.nd or of mx.np, for programs that run on both kinds."""
+
+import mpgluon as mx
+from support.compare import same_bits
+
+
+def is_numpy(array):
+    return isinstance(array, mx.np.ndarray)
+
+
+def made(array, module=mx.nd):
+    """Returns the module that creates arrays of the kind of another one: mx.np, or `module`."""
+    return mx.np if is_numpy(array) else module
+
+
+class New:
+    """Creates arrays of the kind that the switch of mx.np selects: ``new.zeros((2, 3))``."""
+
+    def __getattr__(self, name):
+        return getattr(mx.np if mx.util.is_np_array() else mx.nd, name)
+
+
+new = New()
+
+
+def both(function):
+    """Checks that a function of the kind (`numpy`) returns the same bits for both kinds, whose
+    switch is set."""
+    results = []
+    for numpy in (False, True):
+        (mx.npx.set_np if numpy else mx.npx.reset_np)()
+        mx.random.seed(2)
+        results.append([x.asnumpy() for x in function(numpy)])
+    mx.npx.reset_np()
+    same_bits(results[1], results[0])
