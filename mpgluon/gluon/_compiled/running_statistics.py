@@ -11,6 +11,7 @@ number of elements.
 import threading
 
 from ... import _core, autograd, ndarray as nd
+from ..._internal.kinds import plain
 
 
 class _Local(threading.local):
@@ -140,7 +141,7 @@ class Update:
                 ]
                 current = [newest.get(key, key[0].arrays[key[1]]) for key in keys]
                 inputs = [
-                    a
+                    plain(a)
                     for i, k in enumerate(numbers)
                     for a in (*outputs[2 * k : 2 * k + 2], *current[2 * i : 2 * i + 2])
                 ]

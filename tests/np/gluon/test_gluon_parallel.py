@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import gluon, nd, npx
+from mpgluon import autograd, gluon, nd, npx
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline
+from support.kinds import both, new
 
 DATA = np.random.RandomState(6).uniform(-1, 1, (6, 4)).astype("float32")
 DEVICES = [mx.cpu(0), mx.cpu(1)]
@@ -15,6 +18,21 @@ DEVICES = [mx.cpu(0), mx.cpu(1)]
 def _off():
     yield
     npx.reset_np()
+
+
+def trained(net, options, data, steps=2):
+    """Returns the losses and the weights of a training."""
+    trainer = gluon.Trainer(net.collect_params(), *options)
+    losses = []
+    for _ in range(steps):
+        with autograd.record():
+            losses.append((net(data) ** 2).sum())
+        losses[-1].backward()
+        trainer.step(1)
+    return [
+        *[one.reshape((1,)) for one in losses],
+        *[param.data() for param in net.collect_params().values()],
+    ]
 
 
 class Grouped(gluon.HybridBlock):
@@ -36,3 +54,14 @@ def test_arrays_change_their_kind_in_a_group_of_devices():
     y = net(x)
     assert type(y) is mx.np.ndarray
     np.testing.assert_array_equal(y.asnumpy(), (mx.np.tanh(x) * 2).asnumpy())
+
+
+def test_pipelines_merge_running_statistics_of_batches():
+    def train(numpy):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=4), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4))
+        net.initialize(mx.init.Xavier())
+        net.hybridize(pipeline=Pipeline(2, statistics="batch"))
+        return trained(net, ["sgd"], new.array(DATA))
+
+    both(train)
