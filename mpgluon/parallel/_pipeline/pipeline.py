@@ -14,6 +14,7 @@ from ..._core import (
 )
 from ..._internal import device_groups, graph_breaks
 from ..._internal.hints import OptionsChecked
+from ..._internal.kinds import like
 from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
 from ...gluon._compiled import running_statistics
@@ -704,7 +705,8 @@ class PipelinedCall:
             for i in state:  # shape and dtype of the state after this micro-batch
                 shape, dtype, *_ = call.outputs[entry.carried_from[i]]
                 if (shape, dtype) != (state[i].shape, _core.dtype_name(state[i].dtype)):
-                    state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
+                    empty = nd.empty(shape, ctx=state[i].context, dtype=dtype)
+                    state[i] = like(empty, state[i])
         return calls, statistics, MicroBatchTaps(lookups), steps
 
     def _signature(self, structure, places):

@@ -65,3 +65,26 @@ def test_pipelines_merge_running_statistics_of_batches():
         return trained(net, ["sgd"], new.array(DATA))
 
     both(train)
+
+
+class Summing(gluon.HybridBlock):
+    """Adds a state of any dtype, and returns one of float32."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.layer = nn.Dense(4, in_units=4, flatten=False)
+
+    def hybrid_forward(self, F, x, state):
+        state = F.broadcast_add(self.layer(x), F.cast(state, dtype="float32"))
+        return state, F.mean(state, axis=0, keepdims=True)
+
+
+def test_pipelines_along_time_carry_states_of_another_dtype():
+    def run(numpy):
+        net = Summing()
+        net.initialize(mx.init.Xavier())
+        net.hybridize(pipeline=Pipeline(3, along="time", axis=0))
+        return net(new.array(DATA), new.zeros((1, 4), dtype="float16"))
+
+    both(run)
