@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
+from .._internal import make
 from .._internal.device_groups import Groups, is_placement
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
@@ -209,7 +210,7 @@ class Mesh:
         """
         devices = self.line("data", stage=stage)
         if not isinstance(data, nd.NDArray):
-            data = nd.array(data, ctx=devices[0])
+            data = make.array(data, ctx=devices[0])
         return [
             part.as_in_context(ctx)
             for part, ctx in zip(split_data(data, len(devices), batch_axis, even_split), devices)

@@ -7,7 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, npx
 from mpgluon.gluon import nn
-from mpgluon.parallel import Pipeline
+from mpgluon.parallel import Mesh, Pipeline
 from support.kinds import both, new
 
 DATA = np.random.RandomState(6).uniform(-1, 1, (6, 4)).astype("float32")
@@ -88,3 +88,14 @@ def test_pipelines_along_time_carry_states_of_another_dtype():
         return net(new.array(DATA), new.zeros((1, 4), dtype="float16"))
 
     both(run)
+
+
+def test_meshes_split_host_data_into_arrays_of_the_mode():
+    mesh = Mesh({"data": 2}, DEVICES)
+
+    def split(numpy):
+        parts = mesh.split_and_load(DATA, stage=-1)
+        assert {type(part) for part in parts} == {mx.np.ndarray if numpy else nd.NDArray}
+        return parts
+
+    both(split)
