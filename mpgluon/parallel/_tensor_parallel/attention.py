@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ...base import MXNetError
+from ...gluon.utils import shape_is_known
 from .. import collectives
 from .layers import ColumnParallelDense, RowParallelDense, SplitLayer
 from .parameters import home_parameter
@@ -159,7 +160,7 @@ class SequenceParallelLayerNorm(SplitLayer):
                 "SequenceParallelLayerNorm: axis, along which the sequence is divided, cannot "
                 "be the last axis, which is normalized"
             )
-        if not self.gamma.shape[0]:
+        if not shape_is_known(self.gamma.shape):
             self.gamma.shape = self.beta.shape = first.shape[-1:]
 
     def hybrid_forward(

@@ -99,3 +99,20 @@ def test_meshes_split_host_data_into_arrays_of_the_mode():
         return parts
 
     both(split)
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_split_layers_train_to_the_bits_of_nd(size):
+    """Without input sizes, shapes are completed at the first call."""
+
+    def train(numpy):
+        net = nn.HybridSequential()
+        net.add(
+            mx.parallel.ColumnParallelDense(8, DEVICES, in_units=size, flatten=False),
+            mx.parallel.RowParallelDense(4, DEVICES, in_units=2 * size, flatten=False),
+            mx.parallel.SequenceParallelLayerNorm(DEVICES, in_channels=size),
+        )
+        net.initialize(mx.init.Xavier())
+        return trained(net, ["sgd"], new.array(DATA.reshape(2, 3, 4)))
+
+    both(train)
