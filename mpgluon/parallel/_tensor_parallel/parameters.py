@@ -98,7 +98,7 @@ class Family:
 
     def complete(self, shape: Sequence[int]) -> None:
         """Completes the shape of the whole, and updates the shapes of the parts."""
-        self.shape = tuple(shape)
+        self.shape = tuple(max(size, 0) for size in shape)  # -1: unknown, with NumPy shapes
         total = self.shape[self.axis]
         if total > 0:
             block, rest = divmod(total, self.blocks * self.unit)

@@ -116,3 +116,14 @@ def test_split_layers_train_to_the_bits_of_nd(size):
         return trained(net, ["sgd"], new.array(DATA.reshape(2, 3, 4)))
 
     both(train)
+
+
+def test_meshes_split_layers_of_unknown_sizes():
+    def run(numpy):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, flatten=False), nn.Dense(4, flatten=False))
+        Mesh({"model": 2}, DEVICES).place(net, split={"0": "column", "1": "row"})
+        net.initialize(mx.init.Xavier())
+        return [net(new.array(DATA.reshape(2, 3, 4)))]
+
+    both(run)
