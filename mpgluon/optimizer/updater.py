@@ -138,7 +138,7 @@ class Updater:
 
     def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
         """Creates missing states and momenta, and moves loaded states to the devices of their
-        weights."""
+        weights and converts them to the kind of arrays that the optimizer works on."""
         momenta = keep_momenta(self.optimizer)
         if momenta != self._momenta:
             self._momenta = momenta
@@ -155,6 +155,7 @@ class Updater:
                 self.states[index] = state
             elif not self.states_synced.get(index):
                 state = self.sync_state_context(self.states[index], weight.context)
+                state = map_arrays(lambda array, own=optimizer: own.shown([array])[0], state)
                 if optimizer.keeps_momentum and not is_complete(state):
                     new = optimizer.create_state_multi_precision(index, *optimizer.shown([weight]))
                     state = completed(state, new)

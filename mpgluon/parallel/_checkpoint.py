@@ -23,6 +23,7 @@ from .. import autograd, ndarray as nd, random
 from .._core import NotSupportedError, dtype_name
 from .._internal import ranks
 from .._internal.files import replacing
+from .._internal.kinds import plain
 from .._internal.progress import bar as progress_bar
 from ..base import MXNetError, itemsize
 from ..gluon._tree import parameters_by_path
@@ -723,7 +724,7 @@ class _Reader:
     def read(self, name, where, target):
         """Fills `target` with the part `where` of an array, or with all of it if `where` is
         None."""
-        entry = self._arrays[name]
+        entry, target = self._arrays[name], plain(target)
         axis, (wanted, ranges) = entry["axis"], where or (None, ())
         for piece in entry["pieces"]:
             file, key = self._files[piece["shard"]], piece["key"]

@@ -127,3 +127,45 @@ def test_meshes_split_layers_of_unknown_sizes():
         return [net(new.array(DATA.reshape(2, 3, 4)))]
 
     both(run)
+
+
+class OwnMomentum(mx.optimizer.Optimizer):
+    """An optimizer of a program, which computes with arrays of the kind that it gets."""
+
+    def create_state(self, index, weight):
+        return weight * 0
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state[:] = state * 0.5 + grad * self.rescale_grad
+        weight[:] = weight - self._get_lr(index) * state
+
+
+def dense(numpy=True):
+    net = nn.Dense(3, in_units=4)
+    net.initialize(mx.init.Xavier(), ctx=DEVICES)
+    return net
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "states"])
+@pytest.mark.parametrize("optimizer", [OwnMomentum, mx.optimizer.Adam])
+def test_loaded_states_have_the_kind_of_the_optimizer(way, optimizer, tmp_path):
+    def train(numpy):
+        net = dense()
+        trainer = gluon.Trainer(net.collect_params(), optimizer(learning_rate=0.1))
+        for number in range(4):
+            if number == 2 and way == "states":
+                trainer.save_states(str(tmp_path / "states"))
+                trainer.load_states(str(tmp_path / "states"))
+            elif number == 2:
+                mx.parallel.save(str(tmp_path / f"{numpy}"), net, trainer).wait()
+                net = dense()
+                trainer = gluon.Trainer(net.collect_params(), optimizer(learning_rate=0.1))
+                mx.parallel.load(str(tmp_path / f"{numpy}"), net, trainer, progress=False)
+            with autograd.record():
+                losses = [(net(new.array(DATA, ctx=ctx)) ** 2).sum() for ctx in DEVICES]
+            autograd.backward(losses)
+            trainer.step(6)
+        return [array for param in net.collect_params().values() for array in param.list_data()]
+
+    both(train)
