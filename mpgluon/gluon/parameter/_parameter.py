@@ -523,11 +523,13 @@ class Parameter(MXNetNames):
         if self.arrays is None:
             raise self.missing_error()
         with autograd.pause():
-            first, *others = self.arrays.values()
-            if not others:
-                return first.detach()
-            moved = [other.as_in_context(first.context) - first for other in others]
-            return first + nd.add_n(*moved) / (len(moved) + 1)
+            # Quotients of integers of mx.np would be floats.
+            first, *others = map(kinds.plain, self.arrays.values())
+            mean = first.detach()
+            if others:
+                moved = [other.as_in_context(first.context) - first for other in others]
+                mean = first + nd.add_n(*moved) / (len(moved) + 1)
+            return kinds.of_kind(mean, self.is_numpy)
 
     def var(self) -> Symbol:
         """Returns the variable for this parameter in symbols. Always returns the same object."""

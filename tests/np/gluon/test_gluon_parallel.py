@@ -169,3 +169,17 @@ def test_loaded_states_have_the_kind_of_the_optimizer(way, optimizer, tmp_path):
         return [array for param in net.collect_params().values() for array in param.list_data()]
 
     both(train)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float16"])
+def test_mean_of_copies_keeps_the_dtype(dtype):
+    def mean(numpy):
+        param = gluon.Parameter("x", shape=(2, 2), dtype=dtype, grad_req="null", init="ones")
+        param.initialize(ctx=DEVICES)
+        param.data(DEVICES[1])[:] = 6
+        reduced = param.reduced()
+        assert type(reduced) is (mx.np.ndarray if numpy else nd.NDArray)
+        assert reduced.dtype == np.dtype(dtype)
+        return [reduced]
+
+    both(mean)
