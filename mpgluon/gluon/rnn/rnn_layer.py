@@ -9,6 +9,7 @@ from ... import ndarray as nd
 from ..._internal import domain, kinds
 from ..block import HybridBlock
 from ..nn.activations import check_activation
+from ..utils import shape_is_known
 from . import _projected, rnn_cell
 from ._base_cell import state_options, symbol_of_zeros
 
@@ -199,7 +200,7 @@ class _RNNLayer(HybridBlock):
                 f"{type(self).__name__}: the input must have 3 dimensions "
                 f"({', '.join(self._layout)}), but its shape is {inputs.shape}"
             )
-        if isinstance(inputs, nd.NDArray) and self.l0_i2h_weight.shape[1] == 0:
+        if isinstance(inputs, nd.NDArray) and not shape_is_known(self.l0_i2h_weight.shape):
             shape = (self._gates * self._hidden_size, inputs.shape[2])
             for direction in "lr"[: self._dir]:
                 getattr(self, f"{direction}0_i2h_weight").shape = shape

@@ -290,3 +290,11 @@ def test_blocks_compute_the_bits_of_nd(name, hybridize):
     shapes = [() if mean and x.shape == (1,) else x.shape for x in expected]
     assert [x.shape for x in found] == shapes
     same_bits([x.reshape(y.shape) for x, y in zip(found, expected)], expected)
+
+
+def test_projected_layers_complete_their_shapes():
+    npx.set_np()
+    layer = rnn.LSTM(4, projection_size=2)
+    layer.initialize()
+    assert layer(mx.np.ones((3, 2, 5))).shape == (3, 2, 2)
+    assert layer.l0_i2h_weight.shape == (16, 5)
