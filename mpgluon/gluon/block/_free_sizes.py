@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._core import is_np_shape
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
@@ -286,9 +288,10 @@ def _differ(values):
 
 
 def _created(params, sizes, shapes):
-    """Writes the shape of a new array. Sizes that differ become 0: shape inference gets them from
-    the op that reads the array."""
-    return [0 if _differ(size) else size[0] for size in sizes]
+    """Writes the shape of a new array. Sizes that differ become unknown (-1 with NumPy shapes, else
+    0): shape inference gets them from the op that reads the array."""
+    unknown = -1 if is_np_shape() else 0
+    return [unknown if _differ(size) else size[0] for size in sizes]
 
 
 def _begins(params, values, shapes):

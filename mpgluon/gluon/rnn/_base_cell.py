@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
-from ..._core import dtype_name
+from ..._core import dtype_name, is_np_shape
 from ..._internal import kinds
 from ..block import Block, HybridBlock
 from ..nn.activations import LeakyReLU, check_activation
@@ -34,10 +34,14 @@ def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def symbol_of_zeros(block: Block, F: Any, shape: tuple[int, ...]) -> Any:
-    """Returns a symbol of an initial state, with the dtype of the block's first parameter."""
+def symbol_of_zeros(block: Block, F: Any, shape: tuple[int, ...], inputs: Any) -> Any:
+    """Returns a symbol of an initial state, of the kind of the symbol `inputs` and with the dtype
+    of the block's first parameter. Sizes of 0 in `shape` are unknown."""
+    if is_np_shape():
+        shape = tuple(size or -1 for size in shape)
     dtypes = [dtype_name(param.dtype) for param in block.collect_params().values()]
-    return F.zeros(shape=shape, dtype=dtypes[0] if dtypes else "float32")
+    zeros = F.zeros(shape=shape, dtype=dtypes[0] if dtypes else "float32")
+    return zeros.as_np_ndarray() if inputs.numpy else zeros
 
 
 class RecurrentCell(Block):
@@ -116,12 +120,10 @@ class RecurrentCell(Block):
         if begin_state is not None:
             return begin_state
         F = functions_of(inputs)
+        first = inputs if is_one(inputs) else inputs[0]
         if F is not nd:
-            return self.begin_state(func=lambda shape, **_: symbol_of_zeros(self, F, shape))
-        if is_one(inputs):
-            first, batch_size = inputs, inputs.shape[layout.find("N")]
-        else:
-            first, batch_size = inputs[0], inputs[0].shape[0]
+            return self.begin_state(func=lambda shape, **_: symbol_of_zeros(self, F, shape, first))
+        batch_size = first.shape[layout.find("N") if is_one(inputs) else 0]
         states = self.begin_state(batch_size=batch_size, ctx=first.context, dtype=first.dtype)
         return [kinds.like(state, first) for state in states]
 

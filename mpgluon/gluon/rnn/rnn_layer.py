@@ -270,7 +270,8 @@ class _RNNLayer(HybridBlock):
         batch size is unknown, it is inferred from the input."""
         begins = states is None
         if begins:
-            states = [symbol_of_zeros(self, F, info["shape"]) for info in self.state_info(0)]
+            infos = self.state_info(0)
+            states = [symbol_of_zeros(self, F, info["shape"], inputs) for info in infos]
         elif not isinstance(states, (list, tuple)):
             states = [states]
         if self._layout == "NTC":

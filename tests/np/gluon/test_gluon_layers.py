@@ -7,6 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd, npx
 from mpgluon.gluon import contrib, loss, nn, rnn
 from support.compare import same_bits
+from support.kinds import new
 
 draw = np.random.RandomState(7)
 
@@ -298,3 +299,26 @@ def test_projected_layers_complete_their_shapes():
     layer.initialize()
     assert layer(mx.np.ones((3, 2, 5))).shape == (3, 2, 2)
     assert layer.l0_i2h_weight.shape == (16, 5)
+
+
+@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.parametrize("way", ["traced", "symbols"])
+@pytest.mark.parametrize("make", [lambda: rnn.LSTM(4), lambda: wrapped(rnn.GRUCell(4))])
+def test_symbols_of_recurrent_layers_accept_other_batches(make, way, array, tmp_path):
+    """Their initial states have an unknown size, which is -1 with NumPy shapes."""
+    npx.set_np(array=array)
+    net = sequential(make())
+    net.initialize()
+    if way == "traced":
+        net.hybridize()
+    first, other = [new.array(values(3, size, 5)) for size in (2, 7)]
+    net(first)
+    if way == "traced":
+        files = net.export(str(tmp_path / "net"))
+        block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    else:
+        data = mx.sym.var("data").as_np_ndarray() if array else mx.sym.var("data")
+        block = gluon.SymbolBlock(net(data), [data], params=net.collect_params())
+    for x in (first, other):
+        for found, wanted in zip(flat(block(x)), flat(net(x)), strict=True):
+            np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=1e-5)
