@@ -160,6 +160,7 @@ FUNCTIONS = {
     "backward": (mx.autograd.backward, {"heads"}),
     "grad": (mx.autograd.grad, {"heads", "variables"}),
     "record": (mx.autograd.record, set()),
+    "set_np": (mx.util.set_np, set()),
 }
 
 

@@ -11,6 +11,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import HybridBlock, nn, rnn
 from mpgluon.gluon.model_zoo.text import DecoderLayer
 from support.devices import on
+from support.kinds import is_numpy, made, new
 
 WIDTH = 6
 
@@ -23,19 +24,19 @@ def numbers(seed, shape=(1, WIDTH)):
 
 
 def host(i, dtype):
-    return nd.array(numbers(i), ctx=on(0), dtype=dtype)
+    return new.array(numbers(i), ctx=on(0), dtype=dtype)
 
 
 def far(i, dtype):
-    return nd.array(numbers(i), ctx=on(i % 2), dtype=dtype)
+    return new.array(numbers(i), ctx=on(i % 2), dtype=dtype)
 
 
 def view(i, dtype):
-    return nd.array(numbers(i, (3, WIDTH)), ctx=on(0), dtype=dtype)[i % 3 : i % 3 + 1]
+    return new.array(numbers(i, (3, WIDTH)), ctx=on(0), dtype=dtype)[i % 3 : i % 3 + 1]
 
 
 def reshaped(i, dtype):
-    return nd.array(numbers(i, (2, WIDTH // 2)), ctx=on(0), dtype=dtype).reshape((1, WIDTH))
+    return new.array(numbers(i, (2, WIDTH // 2)), ctx=on(0), dtype=dtype).reshape((1, WIDTH))
 
 
 def computed(i, dtype):
@@ -52,12 +53,19 @@ def gradient(i, dtype):
 
 
 def exchanged(i, dtype):
-    return nd.from_dlpack(nd.to_dlpack_for_read(host(i, dtype)))
+    shared = nd.from_dlpack(host(i, dtype).to_dlpack_for_read())
+    return shared.as_np_ndarray() if mx.util.is_np_array() else shared
+
+
+def uniform(numpy, ctx):
+    """Draws a row from mx.np.random, or from mx.nd.random if not `numpy`."""
+    if numpy:
+        return mx.np.random.uniform(0.5, 1, (1, WIDTH), dtype="float32", ctx=ctx)
+    return nd.random.uniform(0.5, 1, shape=(1, WIDTH), ctx=ctx, dtype="float32")
 
 
 def drawn(i, dtype):
-    draw = nd.random.uniform(0.5, 1, shape=(1, WIDTH), ctx=on(0), dtype="float32")
-    return draw.astype(dtype)
+    return uniform(mx.util.is_np_array(), on(0)).astype(dtype)
 
 
 def reloaded(i, dtype):
@@ -66,8 +74,9 @@ def reloaded(i, dtype):
 
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "arrays")
-        nd.save(path, [host(i, dtype)])
-        return nd.load(path)[0].as_in_context(on(0))
+        module = mx.npx if mx.util.is_np_array() else nd
+        module.save(path, [host(i, dtype)])
+        return module.load(path)[0].as_in_context(on(0))
 
 
 def detached(i, dtype):
@@ -99,26 +108,30 @@ ORIGINS = {
 
 
 def written_where_born(F, h):
-    born = F.zeros((1, WIDTH), ctx=h.context, dtype=h.dtype)
+    born = made(h, F).zeros((1, WIDTH), ctx=h.context, dtype=h.dtype)
     born[:] = 0.5
     born[:] = born * 1.5
     return F.broadcast_mul(h, born)
 
 
 def written_from_host(F, h):
-    born = nd.array(numbers(60), ctx=h.context, dtype=h.dtype)
+    born = made(h).array(numbers(60), ctx=h.context, dtype=h.dtype)
     born[:] = 0.75
     return F.broadcast_mul(h, born)
 
 
 def added_in_place(F, h):
-    total = F.ones((1, WIDTH), ctx=h.context, dtype=h.dtype)
+    total = made(h, F).ones((1, WIDTH), ctx=h.context, dtype=h.dtype)
     total += 0.25
     total *= 0.75
     return F.broadcast_mul(h, total)
 
 
 def through_views(F, h):
+    if is_numpy(h):
+        parts = mx.np.split(h.reshape((-1, WIDTH)), 2, axis=1)
+        parts = [part.reshape((-1, WIDTH // 2)) for part in parts]
+        return F.reshape_like(mx.np.concatenate(parts, axis=-1), h)
     return F.concat(
         *[part.reshape((-1, WIDTH // 2)) for part in h.reshape((-1, WIDTH)).split(2, axis=1)],
         dim=-1,
@@ -161,7 +174,7 @@ def foreach(F, h):
 def number(F, h, value):
     """Returns one number on the device of h, which does not depend on the rows of h."""
     if F is mx.nd:
-        return mx.nd.full((1,), value, ctx=h.context)
+        return made(h).full((1,), value, ctx=h.context)
     return F.zeros_like(F.sum(h)) + value
 
 
@@ -190,7 +203,7 @@ def by_shape(F, h):
 
 def repeated_rows(F, h):
     """Repeats one row for each sample, as for a class token."""
-    token = F.arange(0, 1, 1 / WIDTH, ctx=h.context, dtype=h.dtype)
+    token = made(h, F).arange(0, 1, 1 / WIDTH, ctx=h.context, dtype=h.dtype)
     token = F.reshape(token, (1,) * (h.ndim - 1) + (WIDTH,))
     return F.mean(F.stack(h, F.broadcast_to(token, h.shape), axis=0), axis=0)
 
@@ -242,7 +255,7 @@ class Layered(mx.operator.CustomOp):
     def __init__(self, ctx, dtype):
         self.layer = nn.Dense(WIDTH, in_units=WIDTH, flatten=False, use_bias=False)
         # Loading draws no random numbers, unlike initialize.
-        weight = nd.full((WIDTH, WIDTH), 0.15, ctx=ctx, dtype="float32")
+        weight = new.full((WIDTH, WIDTH), 0.15, ctx=ctx, dtype="float32")
         self.layer.load_dict({"weight": weight}, ctx=ctx)
         self.layer.cast(dtype)
         self.layer.hybridize()
@@ -379,6 +392,8 @@ class Noise(Typed):
     def hybrid_forward(self, F, h):
         if not autograd.is_training():
             return h
+        if is_numpy(h):
+            return h * uniform(True, h.context).astype(self.dtype)
         noise = F.random.uniform(0.5, 1, shape=(1, WIDTH), dtype="float32")
         return F.broadcast_mul(h, F.cast(noise, dtype=self.dtype))
 
@@ -455,8 +470,10 @@ class LimitedHeads(HybridBlock):
         query = F.reshape(self.query(steps), shape=(0, 0, 2, 2))
         key = F.expand_dims(steps, axis=2)
         ones = F.BlockGrad(steps * 0 + 1)
-        count = F.cumsum(F.slice_axis(ones, axis=2, begin=0, end=1).reshape((0, 0)), axis=1)
-        mask = F.BlockGrad(F.reshape(h, shape=(-1, 1, 2, 3)).slice_axis(axis=2, begin=0, end=1))
+        first = F.slice_axis(ones, axis=2, begin=0, end=1)
+        count = F.cumsum(F.reshape(first, shape=(0, 0)), axis=1)
+        planes = F.reshape(h, shape=(-1, 1, 2, 3))
+        mask = F.BlockGrad(F.slice_axis(planes, axis=2, begin=0, end=1))
         lengths = F.cast(F.sum(count > 1.5, axis=1), "int32")
         segments = F.cast(count > 2.5, "int32")
         options = {"use_mask": True, "use_lengths": True, "use_segments": True, "softcap": 2.0}
@@ -542,7 +559,7 @@ class Body(HybridBlock):
                 wd_mult=0.5 if kind == "multipliers" else 1.0,
                 differentiable=kind != "not differentiable",
             )
-            self.fixed = self.params.get_constant("fixed", nd.array(numbers(50), ctx=on(0)))
+            self.fixed = self.params.get_constant("fixed", new.array(numbers(50), ctx=on(0)))
             if kind == "unused":
                 self.unused = self.params.get("unused", shape=(2,), init="ones")
             if kind == "attribute":
@@ -559,7 +576,7 @@ class Body(HybridBlock):
                 h = h * array + 0.1 * i
                 continue
             if isinstance(array, np.ndarray):
-                array = nd.array(array, ctx=h.context, dtype=h.dtype)
+                array = made(h).array(array, ctx=h.context, dtype=h.dtype)
             array = array.as_in_context(h.context)
             join = (F.broadcast_mul, F.broadcast_add, F.broadcast_maximum)[i % 3]
             h = join(h, array)

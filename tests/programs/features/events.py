@@ -21,6 +21,7 @@ from programs.features.blocks import WIDTH, numbers
 from programs.features.compare import close, flat, values
 from programs.features.table import BY_CODE, REPLICAS
 from support.devices import on
+from support.kinds import new
 
 STAGES = ("first", "body", "layer", "last")
 EVENTS = {}
@@ -98,7 +99,7 @@ def save_parameters(run):
     run.net.save_parameters(path, **options)
     for param in run.net.collect_params().values():
         if param.grad_req != "null":
-            param.set_data(nd.zeros(param.shape, dtype=param.dtype))
+            param.set_data(new.zeros(param.shape, dtype=param.dtype))
     run.net.load_parameters(path, **run.options("load_parameters"))
 
 
@@ -117,7 +118,7 @@ def checkpoint(run):
     mx.parallel.save(folder, run.net, run.trainer, **options).wait()
     for param in run.net.collect_params().values():
         if param.grad_req != "null":
-            param.set_data(nd.zeros(param.shape, dtype=param.dtype))
+            param.set_data(new.zeros(param.shape, dtype=param.dtype))
     nd.random.uniform(shape=(3,)).wait_to_read()
     found = mx.parallel.load(folder, run.net, run.trainer, progress=False)
     for name in ("position", "extra"):
@@ -171,7 +172,7 @@ def deepcopy(run):
 @event("exception")
 def exception(run):
     try:
-        run.net(nd.ones((3, WIDTH + 1), ctx=run.home()), *[None] * run.timewise)
+        run.net(new.ones((3, WIDTH + 1), ctx=run.home()), *[None] * run.timewise)
     except Exception as error:
         assert str(error), "an error without a text"
     else:
@@ -238,7 +239,7 @@ def set_learning_rate(run):
 
 @event("set_data")
 def set_data(run):
-    run.net.body.scale.set_data(nd.array(numbers(70), dtype=run.dtype))
+    run.net.body.scale.set_data(new.array(numbers(70), dtype=run.dtype))
 
 
 @event("amp")
@@ -254,18 +255,18 @@ def amp_switched(run):
 def captured(run):
     """Writes to captured arrays, which every call must read."""
     for i, array in enumerate(run.net.body.captured):
-        array[:] = nd.array(numbers(80 + i), dtype=array.dtype, ctx=array.context)
+        array[:] = new.array(numbers(80 + i), dtype=array.dtype, ctx=array.context)
 
 
 @event("longer list")
 def longer_list(run):
     """Inserts and appends a captured array, which the next call must use."""
     arrays = run.net.body.captured
-    new = [numbers(90), numbers(91)]
+    added = [numbers(90), numbers(91)]
     if isinstance(arrays[0], nd.NDArray):
-        new = [nd.array(one, dtype=arrays[0].dtype, ctx=arrays[0].context) for one in new]
-    arrays.insert(0, new[0])
-    arrays.append(new[1])
+        added = [new.array(one, dtype=arrays[0].dtype, ctx=arrays[0].context) for one in added]
+    arrays.insert(0, added[0])
+    arrays.append(added[1])
 
 
 @event("new layer")
@@ -299,7 +300,7 @@ def adapt(run, **options):
     for param in lora.parameters(run.net, options.get("name")).values():
         name = getattr(param, "global_name", param.name)  # parts of one matrix get one value
         value = numbers(len(name), getattr(param, "global_shape", param.shape))
-        param.set_data(nd.array(value, dtype=param.dtype))
+        param.set_data(new.array(value, dtype=param.dtype))
 
 
 def new_trainer(run):

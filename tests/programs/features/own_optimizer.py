@@ -2,6 +2,7 @@
 
 import mpgluon as mx
 from mpgluon import nd
+from support.kinds import made
 
 
 @mx.optimizer.register
@@ -21,7 +22,7 @@ class Nested(mx.optimizer.Optimizer):
 
     def create_state(self, index, weight):
         def zeros(*shape):
-            return nd.zeros(shape, ctx=weight.context, dtype=weight.dtype)
+            return made(weight).zeros(shape, ctx=weight.context, dtype=weight.dtype)
 
         # Checkpoints cannot split an array of shape (7,).
         split = hasattr(self.param_dict.get(index), "global_shape")

@@ -28,6 +28,7 @@ from programs.features.table import (
     STEPS,
 )
 from support.devices import on
+from support.kinds import new
 
 STEPS_OF_TRAINING = 3
 SEED = 23  # random seed of training
@@ -69,8 +70,9 @@ def common_folder():
 
 
 class Run:
-    """One execution of a program with the options in its row. A `plain` run uses one device, no
-    pipeline and no events that leave results unchanged, and is hybridized if `compiled` is True.
+    """One execution of a program with the options in its row. A `plain` run uses arrays of mx.nd on
+    one device, no pipeline and no events that leave results unchanged, and is hybridized if
+    `compiled` is True.
     If `disturbed` is a seed, it decides by which rounding error each input is larger or smaller."""
 
     def __init__(self, row, plain, compiled, disturbed=None):
@@ -240,7 +242,7 @@ class Run:
         if self.disturbed is not None:
             signs = np.random.RandomState([self.disturbed, seed]).choice([-1, 1], shape)
             values *= 1 + signs * SPACING[self.dtype]
-        return nd.array(values, ctx=self.home(), dtype=self.dtype)
+        return new.array(values, ctx=self.home(), dtype=self.dtype)
 
     def home(self):
         return on(0) if self.plain else self.places()[0]
@@ -249,7 +251,7 @@ class Run:
         """Returns the inputs of a call in a step, in the structure of the row, and its label."""
         rows, seed = self.rows_of(step), step + 1000 * call
         a, b = self.array(100 + seed, rows), self.array(200 + seed, rows)
-        whole = nd.array(numbers(300 + seed), ctx=self.home(), dtype=self.dtype)
+        whole = new.array(numbers(300 + seed), ctx=self.home(), dtype=self.dtype)
         inputs = {
             "one": [a],
             "two": [a, b],
@@ -264,7 +266,7 @@ class Run:
         return {"two": 2, "list": 2, "dict": 2}.get(self.row["inputs"], 1)
 
     def rows_between(self, x, begin, end):
-        return x.slice_axis(axis=self.axis, begin=begin, end=end)
+        return nd.slice_axis(x, axis=self.axis, begin=begin, end=end)
 
     def cut(self, inputs, begin, end):
         """Returns the inputs with rows [begin, end) of those that are divided."""
@@ -349,7 +351,7 @@ class Run:
 
     def heads(self, losses):
         value = 0.5 if self.row["gradient"] == "head gradients" else 1
-        return [nd.full(x.shape, value, ctx=x.context, dtype=x.dtype) for x in losses]
+        return [new.full(x.shape, value, ctx=x.context, dtype=x.dtype) for x in losses]
 
     def scaled(self, losses):
         """Returns the losses times the trainer's loss scale, if any. The product is recorded."""
@@ -417,7 +419,7 @@ class Run:
         row = self.row
         moves = row["placement"] not in SPLIT and row["event"] != "reset_ctx"
         moved = row["pipeline"] == "carry" and moves and not self.plain
-        return nd.array(values, ctx=on(1) if moved else self.home(), dtype=self.dtype)
+        return new.array(values, ctx=on(1) if moved else self.home(), dtype=self.dtype)
 
     @staticmethod
     def summed(losses):
@@ -584,7 +586,7 @@ class Run:
             if not isinstance(param, ShardedParameter):
                 whole[param.name] = array
                 continue
-            zeros = nd.zeros(param.global_shape, ctx=on(0), dtype=array.dtype)
+            zeros = new.zeros(param.global_shape, ctx=on(0), dtype=array.dtype)
             joined, begin = whole.setdefault(param.global_name, zeros), 0
             for low, high in param.ranges:
                 part = nd.slice_axis(array, axis=param.axis, begin=begin, end=begin + high - low)
@@ -623,6 +625,9 @@ class Run:
         engine = "async" if self.plain else row["engine"]
         with contextlib.ExitStack() as stack:
             stack.callback(amp.turn_off)
+            if not self.plain:
+                stack.callback(mx.util.reset_np)
+                mx.util.set_np(**self.options("set_np"))
             if self.amp:
                 amp.init(self.amp)
             if engine != "async":

@@ -167,6 +167,12 @@ FACTORS = {
     },
     "calls": plain("1", "2"),  # calls of the network before one backward
     "engine": plain("async", "sync", "shuffle"),
+    # The kind of the arrays and parameters
+    "kind": {
+        "nd": {"set_np": {"shape": False, "array": False}},
+        "np": {"set_np": {"shape": True, "array": True}},
+        "nd with NumPy shapes": {"set_np": {"shape": True, "array": False}},
+    },
 }
 
 DEFAULTS = {factor: next(iter(values)) for factor, values in FACTORS.items()}
@@ -329,6 +335,7 @@ REFUSED = [
         "has a row_sparse gradient",
         COMPILED_WHOLE,
     ),
+    (({"layer": ["row_sparse"]}, {"kind": ["np"]}), "need arrays of mx.nd", {}),
     (
         ({"store": ["on the store"]}, {"clipping": ["clip_global_norm"]}),
         "allreduce_grads() cannot be called",
