@@ -2,9 +2,9 @@
 
 A program is a list of events: backward passes and steps; events that intentionally change training
 (zero_grad, a new grad_req, rate or Trainer, rollbacks); and neutral events, which move, cast, save,
-load or copy the state and must not change a bit of it. Each program runs three times: unchanged;
-without the neutral events, on one device, which must give the same bits; and in NumPy, following
-the table in docs/internals/training-state.md.
+load or copy the state and must not change a bit of it. Each program runs three times: unchanged,
+sometimes on arrays of mx.np; without the neutral events, on one device and arrays of mx.nd, which
+must give the same bits; and in NumPy, following the table in docs/internals/training-state.md.
 
     python -m programs.stateful_training --seconds 60 --seed 7    (in the folder tests)
 
@@ -27,9 +27,11 @@ import warnings
 import numpy as np
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 from mpgluon.gluon.trainer import loss_scaling, set_loss_scaler
+from programs.features.own_optimizer import Nested
+from support.kinds import new
 
 SIZES = (3, 4, 2)
 BATCH = 5
@@ -46,6 +48,7 @@ OPTIMIZERS = {
     "adafactor": {},
     "ftml": {},
     "sgld": {},
+    Nested.__name__.lower(): {},
 }
 MODELED = ("sgd", "momentum", "adam", "adagrad")
 NEUTRAL = ("place", "reset_ctx", "replicate", "cast", "checkpoint", "states", "copy", "hybridize")
@@ -75,6 +78,7 @@ def draw_program(draw: random.Random, length: int = 24) -> tuple[dict, list]:
         "shard": draw.random() < 0.3,
         "grouped": draw.random() < 0.3,
         "way": draw.choice(["checkpoint", "states"]),
+        "numpy": draw.random() < 0.4,
     }
     names, weights = list(EVENTS), list(EVENTS.values())
     events = [
@@ -154,7 +158,7 @@ class Training:
 
     def backward(self, number, factor=1.0):
         ctx = self.net[0].weight.list_ctx()[0]
-        x = nd.array(batch(self.passes), ctx=ctx)
+        x = new.array(batch(self.passes), ctx=ctx)
         self.passes += 1
         with autograd.record():
             loss = (self.net(x) ** 2).sum() * factor
@@ -439,7 +443,8 @@ def _name(event):
 
 def fault_of(config: dict, events: list) -> str | None:
     """Returns the first fault of a program, or None."""
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+    with contextlib.ExitStack() as stack:
+        first, second = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
         plain = Training({**config, "shard": False}, first)
         model = Model(config, plain.seen()[::2])
         expected = []
@@ -456,6 +461,9 @@ def fault_of(config: dict, events: list) -> str | None:
                 if fault:
                     return f"after event {at} ({event}) on one device and in the model: {fault}"
         mx.random.seed(1)
+        if config["numpy"]:
+            stack.callback(mx.npx.reset_np)
+            mx.npx.set_np()
         moved, done = Training(config, second), iter(expected)
         for at, (event, number) in enumerate(events):
             said = moved.do(_name(event), number)
@@ -500,7 +508,13 @@ def checked(config: dict, events: list) -> str | None:
 
 def smallest(config: dict, events: list) -> tuple[dict, list]:
     """Returns the failing program with as few events and settings as possible."""
-    for name, plain in (("clip", False), ("scaled", False), ("schedule", False), ("shard", False)):
+    for name, plain in (
+        ("clip", False),
+        ("scaled", False),
+        ("schedule", False),
+        ("shard", False),
+        ("numpy", False),
+    ):
         if config[name] and checked({**config, name: plain}, events):
             config = {**config, name: plain}
     size = max(1, len(events) // 2)
