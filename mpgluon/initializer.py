@@ -97,7 +97,7 @@ _LEGACY_BY_SUFFIX = (
 
 
 def _root_mean_square(array):
-    return str(float(ndarray.norm(array).asscalar()) / sqrt(array.size))
+    return str(float(ndarray.norm(array)) / sqrt(array.size))
 
 
 class Initializer:

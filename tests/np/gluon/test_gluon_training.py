@@ -161,6 +161,14 @@ def test_initializer_of_a_program_gets_numpy_arrays():
     assert kinds == [mx.np.ndarray] and (net.weight.data().asnumpy() == 2).all()
 
 
+def test_verbose_initializers_log_the_norm(caplog):
+    npx.set_np()
+    initializer = init.Constant(3.0).set_verbosity(True)
+    with caplog.at_level("INFO"):
+        initializer(init.InitDesc("x_weight"), mx.np.zeros((2, 2)))
+    assert caplog.messages == ["Initialized x_weight as weight: 3.0"]
+
+
 PROBABILITIES = np.float32([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]])
 BINARY = np.float32([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]])
 CLASSES = (np.float32([0, 1, 0]), PROBABILITIES)
