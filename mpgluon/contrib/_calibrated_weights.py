@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .. import _core, autograd, ndarray as nd
+from .._internal.kinds import plain
 from .._internal.ranks.own_arrays import brought_to_all
 from ..base import MXNetError
 from ..context import cpu
@@ -107,7 +108,7 @@ def _values_of(array: nd.NDArray) -> np.ndarray:
 
 
 def _rows(layer: nn.Dense, x: nd.NDArray) -> nd.NDArray:
-    return x.reshape((-1, layer.weight.shape[1])).astype("float32")
+    return plain(x).reshape((-1, layer.weight.shape[1])).astype("float32")
 
 
 def _shared_inputs(who, net, calls, paths):
