@@ -379,6 +379,11 @@ def quantize_net_v2(
     -------
     SymbolBlock
 
+    Raises
+    ------
+    NotSupportedError
+        If the parameters are arrays of ``mx.np``.
+
     Examples
     --------
     >>> net = gluon.nn.HybridSequential()
@@ -390,6 +395,11 @@ def quantize_net_v2(
     >>> bool((abs(small(x) - net(x)).max() < 0.02 * abs(net(x)).max()).asscalar())
     True
     """
+    if any(param.is_numpy for param in network.collect_params().values()):
+        raise _core.NotSupportedError(
+            "quantize_net: the network's parameters are arrays of mx.np, but 8-bit ops need arrays "
+            "of mx.nd; create and load the network after npx.reset_np(), or use quantize_weights"
+        )
     ctx = ctx or _cpu()
     shapes = _shapes(calib_data, data_shapes)
     sym, args, aux, names = _exported(network, _inputs_of(network, shapes), ctx)

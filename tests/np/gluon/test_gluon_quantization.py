@@ -5,7 +5,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import npx
-from mpgluon.contrib.quantization import quantize_weights
+from mpgluon.contrib.quantization import quantize_net, quantize_weights
 from mpgluon.gluon import nn
 from support.kinds import both, new
 
@@ -35,3 +35,9 @@ def test_weights_are_quantized_to_the_bits_of_nd(options):
         return [net(data), *[param.data() for param in net.collect_params().values()]]
 
     both(quantize)
+
+
+def test_quantize_net_names_alternatives_for_numpy_networks():
+    npx.set_np()
+    with pytest.raises(mx.base.NotSupportedError, match="or use quantize_weights"):
+        quantize_net(network(), calib_mode="none", data_shapes=[DATA.shape])
