@@ -46,6 +46,20 @@ def test_mnist_reads_images_and_labels(tmp_path, kind, monkeypatch):
     assert len(kind()) == 3
 
 
+def test_labels_are_numpy_arrays_in_np_mode(tmp_path):
+    """Programs call ``data[:][1].asnumpy()``, as they can in MXNet."""
+    write_mnist(tmp_path)
+    with mx.util.np_array(True):
+        data = vision.MNIST(str(tmp_path), train=False)
+        images, labels = data[:]
+        batch = next(iter(gluon.data.DataLoader(data, 3)))
+    for array in (images, labels, *data[0], *batch):
+        assert type(array) is mx.np.ndarray
+    assert data[0][1].shape == () and data[0][1].dtype == np.int32
+    np.testing.assert_array_equal(labels.asnumpy(), LABELS)
+    np.testing.assert_array_equal(batch[1].asnumpy(), LABELS)
+
+
 def test_damaged_mnist_files_raise(tmp_path):
     write_mnist(tmp_path)
     path = tmp_path / "t10k-labels-idx1-ubyte.gz"

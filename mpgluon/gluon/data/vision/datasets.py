@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import image, ndarray as nd, recordio
+from ...._core import is_np_array
 from ...._internal import kinds
 from ...._internal.files import check_expansion
 from ....base import MXNetError, MXNetValueError, data_dir
@@ -34,7 +35,8 @@ __all__ = [
 
 
 class _ImagesInFiles(Dataset):
-    """Images and labels that are read completely into memory."""
+    """Images and labels that are read completely into memory. As in MXNet, the labels are a NumPy
+    array, or an array of ``mx.np`` in np mode."""
 
     _folder: str  # relative to $MXNET_HOME/datasets
 
@@ -45,8 +47,11 @@ class _ImagesInFiles(Dataset):
             root = os.path.join(data_dir(), "datasets", self._folder)
         self._root = os.path.expanduser(root)
         self._transform = transform
-        images, self._label = self._read()
+        images, labels = self._read()
         self._data = kinds.of_mode(nd.array(images, dtype="uint8"))
+        self._label: Any = labels
+        if is_np_array():
+            self._label = nd.array(labels, dtype="int32").as_np_ndarray()
 
     def _read(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Returns a uint8 array of the images and an int32 array of the labels."""
