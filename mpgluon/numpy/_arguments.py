@@ -156,6 +156,13 @@ def constant(values: Any, context: Any, dtype: Any) -> ndarray:
     return _core.array(np.asarray(values), context, dtype).as_np_ndarray()
 
 
+def operand(values: np.ndarray[Any, Any], like: ndarray) -> ndarray:
+    """Converts a NumPy array to the device of an array. As Python's numbers do, floats take the
+    dtype of an array of floats, so that NumPy's default float64 doesn't promote it."""
+    dtype = like.dtype if values.dtype.kind == "f" and is_float(like) else values.dtype
+    return constant(values, like.context, dtype)
+
+
 def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarray:
     """Returns x if a condition is true and y otherwise, elementwise with broadcasting.
 

@@ -20,6 +20,7 @@ from . import (
     _fallback,
     _nd_rules,  # noqa: F401 - registers more rules
 )
+from ._arguments import operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,21 +100,12 @@ def _by_ops(module, name, args, kwargs):
     for key, value in bound.arguments.items():
         if key not in _ON_HOST:
             bound.arguments[key] = _fallback.converted(
-                value, np.ndarray, lambda values: _operand(values, first)
+                value, np.ndarray, lambda values: operand(values, first)
             )
     try:
         return function(*bound.args, **bound.kwargs)
     except NotImplementedError:  # an option without an op, such as where=
         return NotImplemented
-
-
-def _operand(values, array):
-    """Converts a NumPy array to the device of an array. As Python's numbers do, floats take the
-    dtype of an array of floats, so that NumPy's default float64 doesn't promote it."""
-    dtype = values.dtype
-    if dtype.kind == "f" and nd_rules.is_float(array.dtype):
-        dtype = array.dtype
-    return _core.array(values, array.context, dtype).as_np_ndarray()
 
 
 def _is_np(name, values):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._core import MXNetValueError, ndarray
+from .._core import MXNetValueError, NDArray, ndarray
 from ._arguments import (
     axes_of,
     axis_of,
@@ -20,6 +20,7 @@ from ._arguments import (
     flat,
     joined,
     op,
+    operand,
     part,
     shape_of,
     shaped,
@@ -130,8 +131,10 @@ def ravel(x: ndarray, order: str = "C") -> ndarray:
     return op("_npi__reshape_exact")(x, shape=(x.size,))
 
 
-def broadcast_arrays(*args: ndarray) -> list[ndarray]:
-    """Broadcasts arrays to their common shape.
+def broadcast_arrays(*args: Any) -> list[ndarray]:
+    """Broadcasts arrays and numbers to their common shape.
+
+    Integers become int64. Floats take the dtype of the first array if it has floats.
 
     Raises
     ------
@@ -146,10 +149,15 @@ def broadcast_arrays(*args: ndarray) -> list[ndarray]:
     >>> [z.shape for z in mx.np.broadcast_arrays(x, y)]
     [(3, 2), (3, 2)]
     """
+    first = next((x for x in args if isinstance(x, ndarray)), None)
+    arrays = []
     for x in args:
+        if first is not None and not isinstance(x, NDArray):
+            x = operand(np.asarray(x), first)
         check("broadcast_arrays", args=x)
-    shape = common_shape(*(x.shape for x in args))
-    return [broadcast(x, shape) for x in args]
+        arrays.append(x)
+    shape = common_shape(*(x.shape for x in arrays))
+    return [broadcast(x, shape) for x in arrays]
 
 
 def resize(a: ndarray, new_shape: Any) -> ndarray:

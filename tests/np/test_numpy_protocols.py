@@ -71,6 +71,7 @@ def test_lists_have_numpys_type():
     for call in (
         lambda a: onp.atleast_1d(a, a),
         lambda a: onp.broadcast_arrays(a, a[:1]),
+        lambda a: onp.broadcast_arrays(2, a, [0.5], 4.5),
     ):
         assert type(call(array(VALUES))) is type(call(VALUES))
 

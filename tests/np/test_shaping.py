@@ -209,6 +209,18 @@ def test_broadcast_arrays_matches_numpy():
         mnp.broadcast_arrays(array(values_of(2)), array(values_of(3)))
 
 
+def test_broadcast_arrays_converts_numbers_and_lists():
+    x = array(values_of((2, 1), "float32"))
+    results = mnp.broadcast_arrays(4, x, [1.5, 2.5], mx.np.ones((2, 2), "int32"))
+    assert [y.dtype for y in results] == [np.int64, np.float32, np.float32, np.int32]
+    for y, value in zip(results, (4, x.asnumpy(), [1.5, 2.5], 1), strict=True):
+        np.testing.assert_array_equal(y.asnumpy(), np.broadcast_to(value, (2, 2)))
+    with pytest.raises(TypeError, match="args must be an array of mx.np, not int"):
+        mnp.broadcast_arrays(1, 2)
+    with pytest.raises(TypeError, match="args must be an array of mx.np, not NDArray"):
+        mnp.broadcast_arrays(x, mx.nd.ones(2))
+
+
 def test_ravel_accepts_only_order_c():
     with pytest.raises(NotImplementedError, match="ravel: order must be 'C', not 'F'"):
         mnp.ravel(array(values_of((2, 3))), order="F")
