@@ -344,8 +344,8 @@ _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 def _positions(name, q, scale, last, method):
     """Returns the indices of the values below and above the quantiles, and the weight of the latter
-    (None if it is 0). The results are vectors of NumPy, or arrays if `q` is an array, for which
-    NumPy's functions call those of mx.np."""
+    (None if it is 0). The results are vectors of NumPy, or arrays if `q` is an array, on
+    which NumPy's functions call mx.np."""
     if isinstance(q, ndarray):
         place = flat(real_of(q)) * (last / scale)
     else:
