@@ -112,6 +112,6 @@ def num_outputs(path: str, arguments: dict[str, Any], count: int) -> int:
         return 1 + sum(bool(arguments.get(flag)) for flag in flags)
     if path == "np.average":
         return 2 if arguments.get("returned") else 1
-    if path == "np.random.multivariate_normal":
+    if path == "np.linalg.qr" and arguments.get("mode") == "r":
         return 1
     return FIXED.get(path, 1)

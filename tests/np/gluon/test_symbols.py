@@ -342,3 +342,11 @@ def test_networks_use_the_submodules_in_both_forms(tmp_path):
     assert np.array_equal(loaded(x).asnumpy(), expected)
     result = run(net(var("x")), x=X)
     np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-6)
+
+
+def test_qr_has_as_many_results_as_its_mode():
+    matrix = np.array([[2, 1], [1, 3]], "float32")
+    symbol = mx.sym.np.linalg.qr(var("x"), mode="r")
+    expected = mx.np.linalg.qr(mx.np.array(matrix), mode="r").asnumpy()
+    assert np.array_equal(run(symbol, x=matrix).asnumpy(), expected)
+    assert len(mx.sym.np.linalg.qr(var("x")).list_outputs()) == 2
