@@ -8,8 +8,9 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
-from programs.stateful_model import FLOATS, Memory, Plan, Program, fits
+from programs.stateful_model import FLOATS, Memory, Plan, Program, fits, scalar_shape
 from programs.stateful_networks import MOST_ARRAYS
+from support.kinds import new, own
 
 SHAPES = [(4,), (6,), (2, 3), (4, 3), (3, 4), (4, 4), (1, 4), (12,), (1,), (0, 3), (2, 2, 3)]
 
@@ -31,39 +32,40 @@ class Arrays:
                 return make()
 
         def filled():
-            array = nd.empty(shape, ctx=ctx, dtype=dtype)
+            array = new.empty(shape, ctx=ctx, dtype=dtype)
             array[:] = data
             return array
 
         result, act = rng.choice(
             [
-                (values, lambda: nd.array(data, ctx=ctx, dtype=dtype)),
+                (values, lambda: new.array(data, ctx=ctx, dtype=dtype)),
                 (
                     values,
                     lambda: within(
-                        lambda: nd.array(data.tolist() if data.size else data, dtype=dtype)
+                        lambda: new.array(data.tolist() if data.size else data, dtype=dtype)
                     ),
                 ),
                 (values, filled),
-                (np.zeros(shape), lambda: nd.zeros(shape, ctx=ctx, dtype=dtype)),
-                (np.ones(shape), lambda: within(lambda: nd.ones(shape, dtype=dtype))),
-                (same, lambda: nd.full(shape, number, ctx=ctx, dtype=dtype)),
-                (np.arange(8.0), lambda: nd.arange(8, ctx=ctx, dtype=dtype)),
+                (np.zeros(shape), lambda: new.zeros(shape, ctx=ctx, dtype=dtype)),
+                (np.ones(shape), lambda: within(lambda: new.ones(shape, dtype=dtype))),
+                (same, lambda: new.full(shape, number, ctx=ctx, dtype=dtype)),
+                (np.arange(8.0), lambda: new.arange(8, ctx=ctx, dtype=dtype)),
             ]
         )
         return Plan(act, self.commit_new(result, dtype, ctx), text=f"{dtype} {shape} {ctx}")
 
     def rule_view(self, rng):
-        live = self.pick(rng)
+        live = self.pick(rng, lambda live: live.shape)
         if live is None:
             return None
         x, shape, values = live.array, live.shape, live.values
         size, row = values.size, int(np.prod(shape[1:]))
+        flat_view = x.reshape_view if self.numpy else x.reshape
         choices = [
             (shape, 0, lambda: x.detach()),
-            (shape, 0, lambda: nd.from_dlpack(x)),
-            (shape, 0, lambda: nd.from_dlpack(x.to_dlpack_for_write())),
-            ((size,), 0, lambda: x.reshape((-1,))) if size else (shape, 0, lambda: x.detach()),
+            (shape, 0, lambda: own(nd.from_dlpack(x))),
+            (shape, 0, lambda: own(nd.from_dlpack(x.to_dlpack_for_write()))),
+            ((size,), 0, lambda: flat_view((-1,))) if size else (shape, 0, lambda: x.detach()),
             ((1, *shape), 0, lambda: x[None]),
             (shape, 0, lambda: x.as_in_context(live.ctx)),
             (shape, 0, lambda: x.astype(live.dtype, copy=False)),
@@ -74,14 +76,14 @@ class Arrays:
             end = rng.randrange(begin + 1, shape[0] + 1)
             choices += [
                 ((end - begin, *shape[1:]), begin * row, lambda: x[begin:end]),
-                (shape[1:] or (1,), begin * row, lambda: x[begin]),
+                (shape[1:] or scalar_shape(), begin * row, lambda: x[begin]),
             ] * 3
-            choices += [(shape[1:] or (1,), begin * row, lambda: list(x)[begin])]
-        new, offset, act = rng.choice(choices)
+            choices += [(shape[1:] or scalar_shape(), begin * row, lambda: list(x)[begin])]
+        part, offset, act = rng.choice(choices)
         return Plan(
             act,
-            lambda array: self.add(array, live.memory, new, live.offset + offset),
-            text=f"{new} of {shape}",
+            lambda array: self.add(array, live.memory, part, live.offset + offset),
+            text=f"{part} of {shape}",
         )
 
     def rule_move(self, rng):
@@ -97,7 +99,7 @@ class Arrays:
         choices = [
             (ctx, live.dtype, lambda: x.copyto(ctx)),
             (live.ctx, live.dtype, lambda: x.copy()),
-            (ctx, live.dtype, lambda: nd.array(x, ctx=ctx, dtype=live.dtype)),
+            (ctx, live.dtype, lambda: new.array(x, ctx=ctx, dtype=live.dtype)),
             (live.ctx, live.dtype, lambda: pickle.loads(pickle.dumps(x))),
         ]
         if ctx != live.ctx:
@@ -113,7 +115,7 @@ class Arrays:
 
     def rule_write(self, rng):
         """Writes in place into an array or a view."""
-        live = self.pick(rng)
+        live = self.pick(rng, lambda live: live.shape)
         if live is None or not fits(live.values, live.dtype) or not live.values.size:
             return None
         x, old, dtype = live.array, live.values, live.dtype
@@ -141,10 +143,10 @@ class Arrays:
             (np.full(live.shape, float(number)), lambda: set_item(slice(None), number)),
             (fresh, lambda: set_item(slice(None), data)),
             (part, lambda: set_item(slice(begin, None), number)),
-            (indexed, lambda: set_item(nd.array(rows, dtype="int32", ctx=live.ctx), number)),
+            (indexed, lambda: set_item(new.array(rows, dtype="int32", ctx=live.ctx), number)),
             (old + pair, lambda: add_in_place(x)),
             (old * 2, lambda: multiply_in_place(x)),
-            (fresh, lambda: nd.array(data, ctx=live.ctx, dtype=dtype).copyto(x)),
+            (fresh, lambda: new.array(data, ctx=live.ctx, dtype=dtype).copyto(x)),
         ]
         same = self.arrays(
             lambda other: (
@@ -163,12 +165,12 @@ class Arrays:
                     (old + more, lambda: nd.elemwise_add(x, y, out=x)),
                     (more - 1, lambda: nd.broadcast_sub(y, nd.ones_like(y), out=x)),
                 ] * 2
-        new, act = rng.choice(choices)
-        if not fits(new, dtype):
+        values, act = rng.choice(choices)
+        if not fits(values, dtype):
             return None
         return Plan(
             act,
-            writes=[(live.memory, live.memory.with_part(live.offset, new))],
+            writes=[(live.memory, live.memory.with_part(live.offset, values))],
             text=f"{dtype} {live.shape} {live.ctx}",
         )
 
@@ -251,9 +253,9 @@ class Arrays:
         values = self.numbers(rng, shape, dtype)
         source = values.astype(dtype)
         make = {
-            "import": nd.from_dlpack,
-            "capsule": lambda array: nd.from_dlpack(array.__dlpack__()),
-            "adopt": nd.from_numpy,
+            "import": lambda array: own(nd.from_dlpack(array)),
+            "capsule": lambda array: own(nd.from_dlpack(array.__dlpack__())),
+            "adopt": lambda array: own(nd.from_numpy(array)),
         }[kind]
 
         def commit(array):

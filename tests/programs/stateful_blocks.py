@@ -5,8 +5,9 @@ import os
 import numpy as np
 
 from mpgluon import autograd, nd
-from programs.stateful_model import FLOATS, Live, Memory, Plan, ProgramBlock, fits
+from programs.stateful_model import FLOATS, Live, Memory, Plan, ProgramBlock, fits, stopped
 from programs.stateful_networks import MOST_ARRAYS
+from support.kinds import new, own
 
 HYBRIDIZED = [
     {},
@@ -118,22 +119,22 @@ class Gradients:
         grads = program.gradients(values, outputs, heads)
         if not any(leaves) or grads is None:
             return None
-        new = {}
+        written = {}
         for live, grad in zip(leaves, grads):
             if live is None or grad is None:
                 continue
-            if np.isscalar(grad):
+            if stopped(grad):
                 return self.drop_tape(number)
             memory = live.grad.memory
-            if memory in new:
-                new[memory] = new[memory] + grad.ravel()
+            if memory in written:
+                written[memory] = written[memory] + grad.ravel()
             else:
-                new[memory] = grad.ravel() + (memory.values if live.grad_req == "add" else 0)
+                written[memory] = grad.ravel() + (memory.values if live.grad_req == "add" else 0)
         # The same array as several inputs of the program is one variable.
-        if not new or not all(fits(grad, memory.dtype) for memory, grad in new.items()):
+        if not written or not all(fits(grad, memory.dtype) for memory, grad in written.items()):
             return self.drop_tape(number)
         arrays = [
-            nd.array(head, ctx=result.context, dtype=program.dtype)
+            new.array(head, ctx=result.context, dtype=program.dtype)
             for head, result in zip(heads, results)
         ]
 
@@ -143,7 +144,7 @@ class Gradients:
         plan = Plan(
             act, text=f"{'retain ' if keep else ''}{program!r}", after_failure=self.tapes.clear
         )
-        plan.writes = list(new.items())
+        plan.writes = list(written.items())
 
         def commit(_):
             if not keep:
@@ -232,7 +233,7 @@ class Blocks:
         def act():
             nd.save(path, {f"{i}": live.array for i, live in enumerate(lives)})
             loaded = nd.load(path)
-            return [loaded[f"{i}"] for i in range(len(lives))]
+            return [own(loaded[f"{i}"]) for i in range(len(lives))]
 
         def commit(arrays):
             for live, array, numbers in zip(lives, arrays, values):

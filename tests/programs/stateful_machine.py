@@ -1,5 +1,5 @@
 """The machine of `stateful.py`: arrays, views, blocks, networks and the actions on them, compared
-with a NumPy model.
+with a NumPy model. All arrays of a machine are of mx.nd or of mx.np.
 
 A rule chooses an action, computes the expected result and returns a `Plan`, or None if no operand
 is suitable. Then `act`, the library's part, runs: normally, with a failing allocation, or
@@ -25,6 +25,7 @@ from programs.stateful_arrays import Arrays
 from programs.stateful_blocks import Blocks, Gradients
 from programs.stateful_model import FLOATS, GRID, Finding, Live, Memory, Plan, fits
 from programs.stateful_networks import MOST_ARRAYS, Networks
+from support.kinds import new, own
 
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
 LIMITED = mx.cpu(90)  # a device with too little memory
@@ -39,6 +40,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         rng = random.Random(f"{seed}/settings")
         self.seed, self.trouble, self.log = seed, trouble, log
         self.devices = [mx.cpu(60 + i) for i in range(rng.randint(1, devices))]
+        self.numpy = rng.random() < 0.4  # arrays of mx.np
         self.check_every = check_every or rng.choice([1, 1, 2, 7])
         self.lives, self.networks, self.blocks, self.tapes, self.kept = [], [], [], [], []
         self.drawn = {}  # drawn bits by seed and shape
@@ -52,13 +54,14 @@ class Machine(Arrays, Gradients, Blocks, Networks):
     def run(self, numbers):
         """Runs the steps with these numbers. A step depends only on its number and on the live
         objects."""
-        for count, number in enumerate(numbers):
-            self.step(number)
-            if (count + 1) % self.check_every == 0:
-                self.check()
-        self.check()
-        nd.waitall()
-        self.close()
+        with mx.util.np_shape(self.numpy), mx.util.np_array(self.numpy):
+            for count, number in enumerate(numbers):
+                self.step(number)
+                if (count + 1) % self.check_every == 0:
+                    self.check()
+            self.check()
+            nd.waitall()
+            self.close()
 
     def close(self):
         for held in (self.lives, self.networks, self.blocks, self.tapes, self.kept):
@@ -321,7 +324,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
 
         def act():
             mx.random.seed(seed)
-            return nd.random.uniform(-1, 1, shape=(3, 4), ctx=ctx)
+            return own(nd.random.uniform(-1, 1, shape=(3, 4), ctx=ctx))
 
         def commit(array):
             found = array.asnumpy().astype("float64")
@@ -337,14 +340,14 @@ class Machine(Arrays, Gradients, Blocks, Networks):
             return None
         x, other = live.array, mx.cpu(91)
         mistakes = {
-            "shapes": lambda: nd.elemwise_add(x, nd.ones((7, 7), ctx=live.ctx, dtype=live.dtype)),
-            "devices": lambda: x + nd.ones(live.shape, ctx=other, dtype=live.dtype),
+            "shapes": lambda: nd.elemwise_add(x, new.ones((7, 7), ctx=live.ctx, dtype=live.dtype)),
+            "devices": lambda: x + new.ones(live.shape, ctx=other, dtype=live.dtype),
             "dot": lambda: nd.dot(nd.ones((2, 3)), nd.ones((2, 3))),
             "reshape": lambda: x.reshape((5, 17)),
             "index": lambda: x[100],
             "assignment": lambda: x.__setitem__(slice(None), np.zeros((9, 9))),
             "dtype": lambda: nd.array([1], dtype="nonsense"),
-            "copy": lambda: x.copyto(nd.zeros((7, 7))),
+            "copy": lambda: x.copyto(new.zeros((7, 7))),
             "file": lambda: nd.load(os.path.join(self.folder.name, "none")),
             "take": lambda: nd.take(nd.ones((3,)), nd.array([9]), mode="raise").asnumpy(),
             "backward": lambda: nd.ones((3,)).backward(),

@@ -34,6 +34,16 @@ def fits(values, dtype):
     )
 
 
+def scalar_shape():
+    """Returns the shape of a single element of an array of one dimension."""
+    return () if mx.util.is_np_array() else (1,)
+
+
+def stopped(gradient):
+    """True for the 0 that represents stopped gradients."""
+    return type(gradient) is int
+
+
 class Finding(AssertionError):
     pass
 
@@ -102,7 +112,7 @@ class Value:
     owns the memory, and the offset)."""
 
     def __init__(self, values, ctx, place=None):
-        self.values, self.ctx = values, ctx
+        self.values, self.ctx = np.asarray(values), ctx
         self.place = place or (self, 0)
 
 
@@ -195,12 +205,13 @@ class Program:
         x, ctx, (root, offset) = v[0].values, v[0].ctx, v[0].place
         y = v[1].values if len(v) > 1 else None
         if kind == "reshape":
-            return Value(x.reshape(parameter), ctx, v[0].place)
+            shared = not mx.util.is_np_array()  # reshape of mx.np copies
+            return Value(x.reshape(parameter), ctx, v[0].place if shared else None)
         if kind == "rows":
             return Value(x[slice(*parameter)], ctx, (root, offset + parameter[0] * x[0].size))
         if kind == "row":
             return Value(
-                x[parameter].reshape(x.shape[1:] or (1,)),
+                x[parameter].reshape(x.shape[1:] or scalar_shape()),
                 ctx,
                 (root, offset + parameter * x[0].size),
             )
@@ -242,8 +253,10 @@ class Program:
             return Value(x @ y, ctx)
         if kind == "transpose":
             return Value(x.T, ctx) if x.ndim == 2 else None
-        if kind in ("sum", "sum0"):
-            return Value(np.array([x.sum()]) if kind == "sum" or x.ndim < 2 else x.sum(0), ctx)
+        if kind == "sum" or (kind == "sum0" and x.ndim == 1):
+            return Value(np.reshape(x.sum(), scalar_shape()), ctx)
+        if kind == "sum0":
+            return Value(x.sum(0), ctx) if x.ndim else None
         return Value(
             {
                 "negate": lambda: -x,
@@ -300,27 +313,25 @@ class Program:
             kind, numbers, parameter = self.steps[number - self.num_inputs]
             if g is None or kind == "detach":
                 continue
-            if not np.isscalar(g) and not fits(
-                g, "float16" if self.dtype == "float16" else self.dtype
-            ):
+            if not stopped(g) and not fits(g, "float16" if self.dtype == "float16" else self.dtype):
                 return None
             for source, part in zip(
                 numbers, self.pull(kind, [values[n].values for n in numbers], parameter, g)
             ):
-                if np.isscalar(part):
+                if stopped(part):
                     grads[source] = 0 if grads[source] is None else grads[source]
-                elif grads[source] is None or np.isscalar(grads[source]):
+                elif grads[source] is None or stopped(grads[source]):
                     grads[source] = part
                 else:
                     grads[source] = grads[source] + part
-        if any(g is not None and not np.isscalar(g) and not fits(g, self.dtype) for g in grads):
+        if any(g is not None and not stopped(g) and not fits(g, self.dtype) for g in grads):
             return None
         return grads[: self.num_inputs]
 
     @staticmethod
     def pull(kind, inputs, parameter, g):
         x, y = inputs[0], inputs[-1]
-        if kind == "stop" or np.isscalar(g):
+        if kind == "stop" or stopped(g):
             return [0] * len(inputs)
         if kind in ("reshape", "row"):
             if kind == "reshape":

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from mpgluon import autograd, nd
+from mpgluon import autograd
 from mpgluon.gluon import Trainer, loss
 from mpgluon.parallel import Pipeline, TrainStep
 from programs.stateful_model import Chain, Finding, Live, Memory, Plan, chain_gradients, fits
+from support.kinds import new
 
 MOST_ARRAYS, MOST_NETWORKS = 24, 2
 
@@ -49,7 +50,7 @@ class Networks:
             net = Chain(sizes, places)
             params = [param for layer in net.layers for param in (layer.weight, layer.bias)]
             for param, values in zip(params, numbers):
-                param.set_data(nd.array(values))
+                param.set_data(new.array(values))
             trainer = Trainer(
                 net.collect_params(),
                 "sgd",
@@ -133,7 +134,7 @@ class Networks:
         home = network.net.devices[-1]
 
         def act():
-            return network.net(nd.array(x, ctx=network.net.devices[0]))
+            return network.net(new.array(x, dtype="float32", ctx=network.net.devices[0]))
 
         def commit(result):
             found = result.asnumpy().astype("float64")
@@ -155,18 +156,18 @@ class Networks:
         _, grads = chain_gradients(x, target, weights)
         # L2Loss is half the mean of squares over a row.
         grads = [g / target.shape[1] for pair in grads for g in pair]
-        states, new = [], []
+        states, updated = [], []
         for live, grad, state in zip(network.params, grads, network.states):
             step = grad / rows + network.decay * live.values
             state = network.momentum * state - network.rate * step
             states.append(state)
-            new.append(live.values + state)
+            updated.append(live.values + state)
         if (
-            max(float(np.abs(v).max()) for v in [*new, *grads]) > 1000
+            max(float(np.abs(v).max()) for v in [*updated, *grads]) > 1000
             or min(near_zero(x, weights)) < 1e-3
         ):
             return self.drop_network(number)
-        writes = [(live.memory, values) for live, values in zip(network.params, new)] + [
+        writes = [(live.memory, values) for live, values in zip(network.params, updated)] + [
             (live.grad.memory, grad) for live, grad in zip(network.params, grads)
         ]
         staged = network.step
@@ -174,8 +175,8 @@ class Networks:
 
         def act():
             data, label = (
-                nd.array(x, ctx=network.net.devices[0]),
-                nd.array(target, ctx=network.net.devices[-1]),
+                new.array(x, dtype="float32", ctx=network.net.devices[0]),
+                new.array(target, dtype="float32", ctx=network.net.devices[-1]),
             )
             if staged:
                 staged(data, label)
@@ -187,7 +188,7 @@ class Networks:
                 network.trainer.step(rows)
 
         if half and not staged:
-            writes = writes[len(new) :]
+            writes = writes[len(updated) :]
 
         def commit(_):
             if not half or staged:

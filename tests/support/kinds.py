@@ -13,6 +13,11 @@ def made(array, module=mx.nd):
     return mx.np if is_numpy(array) else module
 
 
+def own(array):
+    """Returns an array of mx.nd as the kind that the switch of mx.np selects."""
+    return array.as_np_ndarray() if mx.util.is_np_array() else array
+
+
 class New:
     """Creates arrays of the kind that the switch of mx.np selects: ``new.zeros((2, 3))``."""
 
