@@ -72,6 +72,14 @@ def class_token(net, F, x, token):
     return net.b(net.a(F.mean(F.stack(x, *repeated, axis=1), axis=1)).as_in_context(net.two))
 
 
+def row_for_each_head(net, F, x, token):
+    """Lengths or masks of attention are repeated for each sample, then for each head."""
+    rows = x.shape[0]
+    tokens = F.repeat(F.tile(token, reps=(rows, 1)), repeats=2, axis=0)
+    heads = F.repeat(x, repeats=2, axis=0) * F.tanh(tokens)
+    return net.b(net.a(F.mean(heads.reshape((rows, 2, 6)), axis=1)).as_in_context(net.two))
+
+
 def several_results(net, F, x):
     h = net.a(x)
     return [net.b(h.as_in_context(net.two)), (h * 2, h.as_in_context(net.two).sum(axis=1))]
@@ -108,6 +116,7 @@ CASES = {
     "an input that is not divided": (whole_table, (X, data((6, 6), 2))),
     "several results": (several_results, (X,)),
     "one row repeated for each sample": (class_token, (X, data((1, 6), 2))),
+    "one row repeated for each head": (row_for_each_head, (X, data((1, 6), 2))),
     "results on both devices": (results_on_both, (X,)),
 }
 

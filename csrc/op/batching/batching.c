@@ -113,7 +113,7 @@ static void set_same(mpg_batching *b) {
 
 /* Runs the op's rule with REPEATED inputs treated as DIVIDED. If the rule fails, treats them as
  * SAME instead. `divided` is true if another input is DIVIDED; otherwise, outputs that the rule
- * marks as DIVIDED become REPEATED, or SAME if their rows share an axis with other elements. */
+ * marks as DIVIDED become REPEATED. */
 static mpg_status with_repeated(mpg_batching *b, bool divided) {
   mpg_batch *kept = mpg_malloc((size_t)b->num_inputs * sizeof *kept);
   if (!kept) return mpg_out_of_host_memory((size_t)b->num_inputs * sizeof *kept);
@@ -123,8 +123,7 @@ static mpg_status with_repeated(mpg_batching *b, bool divided) {
   memcpy(b->in, kept, (size_t)b->num_inputs * sizeof *kept);
   if (status == MPG_OK && !divided && !(b->op->flags & MPG_OP_RANDOM))
     for (int k = 0; k < b->num_outputs; k++)
-      if (b->out[k].kind == MPG_BATCH_DIVIDED)
-        b->out[k].kind = mpg_batching_whole(&b->out[k]) ? MPG_BATCH_REPEATED : MPG_BATCH_SAME;
+      if (b->out[k].kind == MPG_BATCH_DIVIDED) b->out[k].kind = MPG_BATCH_REPEATED;
   if (status != MPG_OK) {
     set_same(b);
     exchange(b, MPG_BATCH_REPEATED, MPG_BATCH_SAME);
