@@ -333,3 +333,13 @@ def test_constants_and_dtypes():
     assert F.pi == np.pi and F.newaxis is None and F.NINF == -np.inf and np.isnan(F.NaN)
     assert F.float32 is np.float32 and F.bool_ is F.bool is np.bool_ and F.int64 is np.int64
     assert F.finfo("float16").max == np.finfo("float16").max
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 1), (0, 1, 3), (0, 1)])
+def test_wrong_axes_of_transpose_raise_value_errors(axes):
+    x = mx.np.zeros((3, 4, 5))
+    for call in (lambda: mx.np.transpose(x, axes), lambda: x.transpose(axes)):
+        with pytest.raises(ValueError, match="_np_transpose: ax"):
+            call()
+        with pytest.raises(mx.MXNetError):
+            call()

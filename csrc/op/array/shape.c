@@ -327,15 +327,20 @@ mpg_status mpg_infer_transpose(mpg_infer *infer) {
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim < 0) return MPG_OK;
   mpg_shape shape = {.ndim = in->ndim};
-  if (params->axes.count > 0 && params->axes.count != in->ndim)
-    return mpg_infer_fail(infer, "axes has %d values, but the array has %d dimensions",
-                          params->axes.count, in->ndim);
+  if (params->axes.count > 0 && params->axes.count != in->ndim) {
+    mpg_infer_fail(infer, "axes has %d values, but the array has %d dimensions", params->axes.count,
+                   in->ndim);
+    return MPG_VALUE_ERROR;
+  }
   uint32_t seen = 0;
   for (int i = 0; i < in->ndim; i++) {
     int axis = in->ndim - 1 - i;
     if (params->axes.count > 0)
       MPG_TRY(mpg_axis_normalize(params->axes.values[i], in->ndim, infer->op->name, &axis));
-    if (seen >> axis & 1) return mpg_infer_fail(infer, "axes contains dimension %d twice", axis);
+    if (seen >> axis & 1) {
+      mpg_infer_fail(infer, "axes contains dimension %d twice", axis);
+      return MPG_VALUE_ERROR;
+    }
     seen |= 1u << axis;
     shape.dims[i] = in->dims[axis];
   }
