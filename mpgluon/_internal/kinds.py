@@ -6,9 +6,13 @@ Ops follow their inputs, so only code that creates arrays chooses a kind. It com
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .._core import NDArray, Scope, is_np_array, ndarray, set_np_array
+from .._core import MXNetTypeError, NDArray, Scope, is_np_array, ndarray, set_np_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 
 def is_numpy(array: object) -> bool:
@@ -43,6 +47,18 @@ def nested_of_mode(values: Any) -> Any:
 def plain(array: NDArray) -> NDArray:
     """Returns an array as one of ``mx.nd``, for code that mixes it with new arrays."""
     return array.as_nd_ndarray() if isinstance(array, ndarray) else array
+
+
+def check_results(name: str, values: Iterable[object]) -> None:
+    """Raises TypeError if a block's results are arrays of both kinds while NumPy's are on."""
+    if not is_np_array():
+        return
+    given = {isinstance(value, ndarray) for value in values if isinstance(value, NDArray)}
+    if len(given) > 1:
+        raise MXNetTypeError(
+            f"{name}: the results are arrays of mx.np and of mx.nd; convert the latter with "
+            "x.as_np_ndarray()"
+        )
 
 
 def scope(numpy: bool) -> Scope:

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, ndarray as nd
+from ..._internal import kinds
 from ..._internal.device_groups import group as running_group, running as groups_running
 from ..._internal.hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
@@ -730,6 +731,8 @@ class Block(TreeNode):
                 out = self._run_in_group(args)
             else:
                 out = self._run(*args)
+            if type(out) in (list, tuple):
+                kinds.check_results(self.name, out)
             if self._forward_hooks:
                 for hook in list(self._forward_hooks.values()):
                     hook(self, args, out)

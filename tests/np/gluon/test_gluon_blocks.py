@@ -147,6 +147,22 @@ def test_mixed_kinds_name_the_conversion():
         net(array(DATA))
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_results_of_both_kinds_are_refused(kind, hybridize):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, *extra):
+            return kind([x.as_nd_ndarray() * 2, *extra, F.np.square(x)][: 1 if extra else None])
+
+    net = Net()
+    net.hybridize(hybridize)
+    with pytest.raises(TypeError, match=r"results are arrays of mx.np and of mx.nd.*as_np_ndarray"):
+        net(array(DATA))
+    assert type(net(array(DATA), array(DATA))[0]) is nd.NDArray  # of one kind
+    npx.reset_np()
+    assert [type(y) for y in net(array(DATA))] == [nd.NDArray, mx.np.ndarray]
+
+
 def test_sparse_gradients_are_refused():
     net = nn.Embedding(5, 3, sparse_grad=True)
     with pytest.raises(mx.base.NotSupportedError, match="row_sparse .* need arrays of mx.nd"):
