@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import numpy as _np
 from .._core import get_op, waitall
+from .._internal import graph_breaks
 from ..context import Context, gpu_memory_info
 from ..ndarray.contrib import cond, foreach, while_loop
 from ..numpy._table import make
@@ -347,14 +348,24 @@ def index_add(a: ndarray, ind: ndarray, val: ndarray) -> ndarray:
 def constraint_check(x: ndarray, msg: str) -> ndarray:
     """Raises ValueError with `msg` unless all elements are true. Returns True as an array.
 
-    In a hybridized block, values are not known, so nothing is checked.
+    A hybridized block is split at the check, which runs on the host.
 
     Examples
     --------
     >>> npx.constraint_check(np.array([1, 2]) > 0, "the numbers must be positive")
     array(True)
     """
+    if not x._traced:
+        return _checked(x, msg)
+    tracer = graph_breaks.current()
+    if tracer is None:  # the trace only infers shapes
+        return _np.all(x)
+    result = ((), "bool", x.context, True)
+    return tracer.host("constraint_check", lambda xs: [_checked(xs[0], msg)], [x], [result])[0]
+
+
+def _checked(x, msg):
     result = _np.all(x)
-    if not x._traced and not result.item():
+    if not result.item():
         raise ValueError(msg)
     return result

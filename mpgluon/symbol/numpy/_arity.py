@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Functions whose results' shapes depend on values: a compiled program is cut at them.
+# Functions whose results' shapes depend on values, and functions that read values: a compiled
+# program is cut at them.
 DYNAMIC = {
+    "npx.constraint_check",
     "np.nonzero",
     "npx.nonzero",
     "np.unique",

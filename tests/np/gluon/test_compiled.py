@@ -64,6 +64,25 @@ def test_dynamic_shapes_of_np():
         assert float(block(x)) == sum(set(values))
 
 
+def test_constraint_checks_cut_the_graph(tmp_path):
+    block = Function(lambda F, x, ok: x * F.npx.constraint_check(ok, "must be true") * 2)
+    block.hybridize()
+    x, yes = [nd.array(v, dtype=v.dtype).as_np_ndarray() for v in (np.ones(3), np.ones(2, bool))]
+    x.attach_grad()
+    for _ in range(2):
+        with autograd.record():
+            y = block(x, yes)
+        y.backward()
+        assert y.asnumpy().tolist() == x.grad.asnumpy().tolist() == [2, 2, 2]
+        with pytest.raises(ValueError, match="must be true"):
+            block(x, yes == 0)
+    files = block.export(str(tmp_path / "net"))
+    loaded = gluon.SymbolBlock.imports(files[0], ["data0", "data1"])
+    assert loaded(x, yes).asnumpy().tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="must be true"):
+        loaded(x, yes == 0)
+
+
 def test_loops_over_vectors():
     def function(F, xs, state):
         def step(x, s):

@@ -128,6 +128,13 @@ def test_unknown_and_empty_sizes():
     assert var("v", shape=(0, 2)).infer_shape_partial()[1] == [(0, 2)]
 
 
+def test_constraint_check_of_symbols_raises():
+    symbol = mx.sym.npx.constraint_check(var("x") > 0, "must be positive")
+    assert run(symbol, x=X + 3).asnumpy()
+    with pytest.raises(ValueError, match="must be positive"):
+        run(symbol, x=X)
+
+
 def test_dtypes_are_promoted():
     x, y = var("x"), var("y")
     assert (x + y).infer_type(x="int32", y="float16")[1] == [np.float16]
