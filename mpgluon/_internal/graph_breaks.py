@@ -62,6 +62,7 @@ class PythonCall:
     differentiable = True
     gradient_missing = False
     splits = True  # a compiled program is cut at this call
+    is_op = False  # True if the call has the name and the parameters of an op
 
     def initial_values(self, count: int) -> tuple[Any, ...]:
         return (None,) * count

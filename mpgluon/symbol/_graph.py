@@ -18,7 +18,9 @@ HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", 
 
 def row_name(call):
     """Returns the name of a call's op in ``mx.nd``, also for the same op of ``mx.np``."""
-    return _core.row_of(call.name)[0] if isinstance(call, _core.OpCall) else call.name
+    if isinstance(call, _core.OpCall) or call.is_op:
+        return _core.row_of(call.name)[0]
+    return call.name
 
 
 def output_names(call, count):

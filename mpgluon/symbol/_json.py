@@ -325,7 +325,7 @@ def _numpy_node(op, name, attrs, inputs):
     with other parameters than the op here. Returns None for other ops."""
     from .numpy._composition import from_file, is_composition
 
-    if is_composition(attrs):
+    if is_composition(op, attrs):
         return from_file(op, name, attrs, inputs)
     try:
         params = _core.get_op(op).describe()["params"]

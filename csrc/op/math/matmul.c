@@ -29,23 +29,26 @@ static mpg_value emit_dot(mpg_gradient *g, mpg_value a, mpg_value b, bool transp
 }
 
 /* --- dot -------------------------------------------------------------------------------------- */
+/* The size of the axis that is summed over is set in both inputs if one of them has it. */
 mpg_status mpg_infer_dot(mpg_infer *infer) {
   const mpg_dot_params *p = infer->params;
-  const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
+  mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
   MPG_TRY(mpg_infer_same_dtype(infer));
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   if (a->ndim == 0 || b->ndim == 0)
     return mpg_infer_fail(infer, "arrays must have at least one axis");
   if (a->ndim == 1 && b->ndim == 1 && (p->transpose_a || p->transpose_b))
     return mpg_infer_fail(infer, "two vectors cannot be transposed");
-  int64_t ka = a->dims[p->transpose_a ? 0 : a->ndim - 1],
-          kb = b->dims[p->transpose_b ? b->ndim - 1 : 0];
-  if (disagree(ka, kb))
+  int64_t *ka = &a->dims[p->transpose_a ? 0 : a->ndim - 1],
+          *kb = &b->dims[p->transpose_b ? b->ndim - 1 : 0];
+  if (disagree(*ka, *kb))
     return mpg_infer_fail(
         infer,
         "%s axis of lhs (%lld) and %s axis of rhs (%lld) must be equal; the product sums over them",
-        p->transpose_a ? "the first" : "the last", (long long)ka,
-        p->transpose_b ? "the last" : "the first", (long long)kb);
+        p->transpose_a ? "the first" : "the last", (long long)*ka,
+        p->transpose_b ? "the last" : "the first", (long long)*kb);
+  if (*ka < 0) *ka = *kb;
+  if (*kb < 0) *kb = *ka;
   mpg_shape out = {0};
   if (a->ndim == 1 && b->ndim == 1) {
     mpg_lift(infer->op, &out);

@@ -58,6 +58,11 @@ def dot(g, call, x, y):
     turn_x, turn_y = call["transpose_a"], call["transpose_b"]
     if x.ndim == y.ndim == 2:
         return g.MatMul(_turned(g, x, turn_x), _turned(g, y, turn_y))
+    if not x.ndim or not y.ndim:
+        return g.Mul(x, y)
+    last = y.ndim - 2
+    if last > 0 and call.node.call.numpy:  # NumPy sums over this axis of y
+        y = g.Transpose(y, perm=[last, *range(last), last + 1])
     axis = 0 if turn_x else x.ndim - 1
     inner = x.size(axis)
     left = g.Reshape(x, [inner, -1] if turn_x else [-1, inner])

@@ -27,6 +27,9 @@ DYNAMIC = {
     "np.intersect1d",
     "np.union1d",
 }
+# Functions that run the op of their name for some numbers of dimensions only. A symbol's node holds
+# the function.
+BY_DIMENSIONS = {"np.dot"}
 # Parameters that take a list of arrays.
 SEQUENCES = {"arrays", "seq", "tup", "arys", "operands", "xi", "args"}
 FIXED = {
@@ -95,7 +98,7 @@ FUNCTIONS = {
     "_npi_weibull": "np.random.weibull",
 }
 _PLAIN = """
-all any atleast_1d atleast_2d atleast_3d diagflat diagonal max min moveaxis prod roll sum trace
+all any atleast_1d atleast_2d atleast_3d diagflat diagonal dot max min moveaxis prod roll sum trace
 """
 # The names of the functions' ops in MXNet's files, if they differ from `_npi_` and their name.
 BACKEND = {path: op for op, path in reversed(FUNCTIONS.items())}

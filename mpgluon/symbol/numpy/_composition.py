@@ -23,7 +23,7 @@ from .._functions import attributes, is_numpy, single, symbol_type
 from .._graph import Node
 from .._infer import UNKNOWN
 from ..symbol import Symbol
-from ._arity import BACKEND, DYNAMIC, FUNCTIONS, SEQUENCES, num_outputs
+from ._arity import BACKEND, BY_DIMENSIONS, DYNAMIC, FUNCTIONS, SEQUENCES, num_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _FUNCTION, _INPUTS = "__function__", "__inputs__"
 # Placeholders for unknown shapes while only dtypes are inferred.
 _SHAPES = ((2, 2), (2,), (2, 2, 2), ())
+_OPS_BY_DIMENSIONS = {BACKEND[path] for path in BY_DIMENSIONS}
 _NUMBERS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -117,6 +118,9 @@ class Composition(PythonCall):
         self._count = count
         self._num_outputs = num_outputs(path, arguments, count)
         self.splits = path in DYNAMIC
+        # Files then contain the op.
+        inputs = [value for value in arguments.values() if isinstance(value, Input)]
+        self.is_op = path in BY_DIMENSIONS and len(inputs) == len(arguments) == 2
         self._inferred: dict[Any, Any] = {}
 
     def num_inputs(self, given: int) -> int:
@@ -134,6 +138,8 @@ class Composition(PythonCall):
         return (False,) * count
 
     def text(self, name: str) -> str:
+        if self.is_op:
+            return _core.OpCall(self.name, {}).text(name)
         return _text(self._arguments[name])
 
     def without(self, name: str) -> Composition:
@@ -143,6 +149,8 @@ class Composition(PythonCall):
 
     def texts(self) -> dict[str, str]:
         """Returns the attributes of the node."""
+        if self.is_op:
+            return {}
         with_inputs = {}
         found = {_FUNCTION: self.path}
         for key, value in self._arguments.items():
@@ -160,8 +168,26 @@ class Composition(PythonCall):
     def infer(self, inputs: Sequence[Desc], outputs: Sequence[Desc], train: bool) -> Any:
         key = (train, *inputs)
         if key not in self._inferred:
-            self._inferred[key] = self._infer(inputs, train)
-        return list(inputs), self._inferred[key]
+            self._inferred[key] = self._completed(inputs, train) or (
+                list(inputs),
+                self._infer(inputs, train),
+            )
+        completed, results = self._inferred[key]
+        return list(completed), results
+
+    def _completed(self, inputs, train):
+        """Infers a product by a vector or a matrix whose shape has unknown sizes, such as a
+        parameter's, with the op. Returns None for other calls."""
+        shapes = [shape for shape, _ in inputs]
+        if (
+            not self.is_op
+            or None in shapes
+            or all(-1 not in shape for shape in shapes)
+            or not shapes[0]
+            or len(shapes[1]) not in (1, 2)
+        ):
+            return None
+        return _core.OpCall(self.name, {}).infer(inputs, [UNKNOWN], train)
 
     def _infer(self, inputs, train):
         shapes = [shape for shape, _ in inputs]
@@ -238,9 +264,9 @@ class Composition(PythonCall):
         return results
 
 
-def is_composition(attrs: dict[str, str]) -> bool:
-    """True if a node with these attributes is a `Composition`."""
-    return _FUNCTION in attrs
+def is_composition(op: str, attrs: dict[str, str]) -> bool:
+    """True if a node of a file with these attributes is a `Composition`."""
+    return _FUNCTION in attrs or op in _OPS_BY_DIMENSIONS
 
 
 def from_file(op: str, name: str, attrs: dict[str, str], inputs: list[Any]) -> Node | None:

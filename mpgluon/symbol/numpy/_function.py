@@ -14,6 +14,7 @@ from ...numpy import _fallback, _text
 from .._functions import Function, attributes, is_numpy, single, symbol_type
 from .._graph import make
 from ..symbol import Symbol
+from ._arity import BY_DIMENSIONS
 from ._composition import compose, find
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class SymbolFunction:
         function = find(self._path)
         if isinstance(function, _core.Op):
             return Function(function, self.__name__)(*args, **kwargs)
-        if type(function) is _OP_FUNCTION and _has_symbols((*args, *kwargs.values())):
+        has_op = type(function) is _OP_FUNCTION and self._path not in BY_DIMENSIONS
+        if has_op and _has_symbols((*args, *kwargs.values())):
             rest = dict(kwargs)
             name, attr = rest.pop("name", None), rest.pop("attr", None)
             if isinstance(rest.get("out"), Symbol):

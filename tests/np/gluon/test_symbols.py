@@ -128,6 +128,52 @@ def test_unknown_and_empty_sizes():
     assert var("v", shape=(0, 2)).infer_shape_partial()[1] == [(0, 2)]
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        *[((3, 5, 4), (5, 4, 3)), ((3, 4), (5, 4, 3)), ((4,), (5, 4, 3)), ((3, 4, 5), (5, 2))],
+        *[((3,), (3,)), ((), (3, 2)), ((3, 2), ()), ((0, 4), (4, 2)), ((3, 0), (0, 2))],
+    ],
+    ids=str,
+)
+def test_dot_of_any_number_of_dimensions(shapes):
+    draw = np.random.RandomState(0)
+    a, b = [draw.uniform(-1, 1, shape).astype("float32") for shape in shapes]
+    dot = mx.sym.np.dot(var("a"), var("b"))
+    assert "__function__" not in dot.tojson()  # the node of MXNet
+    with mx.util.np_shape(True):
+        for symbol in (dot, mx.sym.load_json(dot.tojson())):
+            assert symbol.infer_shape(a=a.shape, b=b.shape)[1] == [np.dot(a, b).shape]
+            found = run(symbol, a=a, b=b).asnumpy()
+            np.testing.assert_allclose(found, np.dot(a, b), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 4), (4, 2)), ((3, 4), (5, 4, 3)), ((3, 5, 4), (4,)), ((4,), (4, 2))], ids=str
+)
+def test_dot_is_exported_to_onnx(tmp_path, shapes):
+    pytest.importorskip("onnx")
+    draw = np.random.RandomState(0)
+    a, b = [draw.uniform(-1, 1, shape).astype("float32") for shape in shapes]
+    dot, path = mx.sym.np.dot(var("a"), var("b")), str(tmp_path / "dot.onnx")
+    mx.onnx.export_model(dot, {"b": nd.array(b)}, [a.shape], ["float32"], path)
+    loaded, args, _ = mx.onnx.import_model(path)
+    found = loaded.bind(mx.cpu(), {"a": nd.array(a), **args}).forward()[0].asnumpy()
+    np.testing.assert_allclose(found, np.dot(a, b), rtol=1e-5, atol=1e-6)
+
+
+def test_dot_infers_the_size_that_is_summed_over():
+    dot = mx.sym.np.dot(var("a"), var("b"))
+    with mx.util.np_shape(True):
+        found = dot.infer_shape_partial(a=(3, 4), b=(-1, 5))
+        assert found == ([(3, 4), (4, 5)], [(3, 5)], [])
+        assert dot.infer_shape_partial(a=(3, -1), b=(4,)) == ([(3, 4), (4,)], [(3,)], [])
+        assert dot.infer_shape_partial(a=(3, -1), b=(-1, 5))[1] == [(3, 5)]
+        assert dot.infer_shape_partial(a=(3, -1), b=(2, 4, 5))[1] == [None]
+        with pytest.raises(mx.MXNetError, match="must be equal"):
+            dot.infer_shape_partial(a=(-1, 3), b=(4, 5))
+
+
 def test_constraint_check_of_symbols_raises():
     symbol = mx.sym.npx.constraint_check(var("x") > 0, "must be positive")
     assert run(symbol, x=X + 3).asnumpy()
