@@ -277,7 +277,11 @@ def ___trunc__(self) -> ndarray:
 
 def _dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
     """Returns NumPy's dot product with another array."""
-    return _np().dot(self, b, out=out)
+    if isinstance(b, ndarray):
+        return _np().dot(self, b, out=out)
+    # A parameter without a shape in a block's forward infers it from this array.
+    infer = getattr(b, "as_argument_of", None)
+    return infer(_np().dot, "dot", self, b) if infer else _np().dot(self, b, out=out)
 
 
 # --- Reductions -----------------------------------------------------------------------------------

@@ -200,6 +200,12 @@ class Unknown:
             "...); otherwise give the full shape when the parameter is created"
         )
 
+    def as_argument_of(self, function, name, *args):
+        """Calls a function whose arguments contain this placeholder, as `InferringOps` does.
+        Methods of arrays call it."""
+        args, _ = _complete(function, name, args, {})
+        return function(*args)
+
     def _operator(self, *_):
         return self.__getattr__("a Python operator")
 

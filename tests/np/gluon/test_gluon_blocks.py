@@ -163,6 +163,25 @@ def test_results_of_both_kinds_are_refused(kind, hybridize):
     assert [type(y) for y in net(array(DATA))] == [nd.NDArray, mx.np.ndarray]
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_dot_of_an_array_infers_unknown_shapes(hybridize):
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            get = self.params.get
+            self.first = get("first", shape=(0, 4), allow_deferred_init=True)
+            self.second = get("second", shape=(-1,), allow_deferred_init=True)
+
+        def hybrid_forward(self, F, x, first, second):
+            return F.np.dot(x.dot(first), second)
+
+    net = Net()
+    net.initialize(init.One())
+    net.hybridize(hybridize)
+    np.testing.assert_allclose(net(array(DATA)).asnumpy(), DATA.sum(1) * 4, rtol=1e-5)
+    assert net.first.shape == (3, 4) and net.second.shape == (4,)
+
+
 def test_sparse_gradients_are_refused():
     net = nn.Embedding(5, 3, sparse_grad=True)
     with pytest.raises(mx.base.NotSupportedError, match="row_sparse .* need arrays of mx.nd"):
