@@ -25,6 +25,7 @@ _concat = op("_npi_Concat")
 _full = op("_npi__full")
 _reshape = op("_npi__reshape_exact")
 _slice_axis = op("_npi_slice_axis")
+_split = op("_npi__split_v2")
 _transpose = op("_npi_transpose")
 _where = op("_npi_where")
 
@@ -69,6 +70,29 @@ def flat(x: ndarray) -> ndarray:
 def part(x: ndarray, axis: int, begin: int, end: int) -> ndarray:
     """Returns the slices [begin, end) along an axis; both must be in range."""
     return _slice_axis(x, axis=axis, begin=begin, end=end)
+
+
+_MOST_PARTS = 24  # entries of an op's parameter
+
+
+def parts_of(x: ndarray, starts: Sequence[int], axis: int) -> list[ndarray]:
+    """Splits an array along an axis. Each part ends before the next start, and starts[0] is 0.
+
+    Many parts are split off in groups, because an op takes a limited number of indices.
+    """
+    if len(starts) <= _MOST_PARTS:
+        parts = _split(x, indices=tuple(starts), axis=axis)
+        return [*parts] if isinstance(parts, (list, tuple)) else [parts]
+    width = _MOST_PARTS
+    while width * _MOST_PARTS < len(starts):
+        width *= _MOST_PARTS
+    groups = [starts[i : i + width] for i in range(0, len(starts), width)]
+    pieces = parts_of(x, [group[0] for group in groups], axis)
+    return [
+        each
+        for group, piece in zip(groups, pieces, strict=True)
+        for each in parts_of(piece, [start - group[0] for start in group], axis)
+    ]
 
 
 def transposed(x: ndarray, axes: Sequence[int]) -> ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._core import MXNetValueError, ndarray
-from ._arguments import arrays_of, axis_of, check, flat, joined, op, part, shaped
+from ._arguments import arrays_of, axis_of, check, flat, joined, op, part, parts_of, shaped
 from ._shaping import atleast_1d, atleast_2d, atleast_3d
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ __all__ = [
     "vstack",
 ]
 
+
 _split = op("_npi__split_v2")
+_MOST_SECTIONS = 512  # of one call of the op
 
 
 # --- Joining --------------------------------------------------------------------------------------
@@ -169,15 +171,12 @@ def _parts(name, ary, indices_or_sections, axis, equal):
             raise MXNetValueError(
                 f"{name}: an axis of size {size} cannot be split into {sections} equal parts"
             )
-        if not more:  # exported blocks split other sizes into as many parts
-            return _listed(_split(ary, indices=(), axis=axis, sections=sections))
+        if not more and sections <= _MOST_SECTIONS:  # exported blocks split other sizes into as many parts
+            parts = _split(ary, indices=(), axis=axis, sections=sections)
+            return parts if isinstance(parts, list) else [parts]
         counts = [each + 1] * more + [each] * (sections - more)
         starts = [0, *itertools.accumulate(counts[:-1])]
-    return _listed(_split(ary, indices=tuple(starts), axis=axis))
-
-
-def _listed(parts):
-    return [*parts] if isinstance(parts, (list, tuple)) else [parts]
+    return parts_of(ary, starts, axis)
 
 
 def split(ary: ndarray, indices_or_sections: Any, axis: int = 0) -> list[ndarray]:

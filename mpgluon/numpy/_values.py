@@ -487,7 +487,7 @@ def polyval(p: ndarray, x: ndarray) -> ndarray:
         raise MXNetValueError(f"polyval: p must have one dimension, not {p.ndim}")
     if not p.size:
         return x * 0
-    parts = _split(p, indices=tuple(range(p.size)), axis=0, squeeze_axis=True)
+    parts = _split(p, indices=(), sections=p.size, axis=0, squeeze_axis=True)
     first, *rest = parts if isinstance(parts, (list, tuple)) else [parts]
     result = first * filled(x.shape, 1, x)
     for coefficient in rest:  # Horner's method

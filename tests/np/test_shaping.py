@@ -81,6 +81,27 @@ def test_array_split_matches_numpy(sections, axis):
     check(*both("array_split", sections, axis), values_of((5, 4, 3)), gradient=False)
 
 
+@pytest.mark.parametrize("count", [24, 25, 513, 600])
+def test_splits_into_many_parts_match_numpy(count):
+    x = values_of((2, count))
+    for sections in (count, [*range(1, count)], [*range(0, count, 2)], [1] * count):
+        check(*both("array_split", sections, 1), x, gradient=False)
+        check(*both("split", sections, 1), x, gradient=False)
+    check(*both("array_split", count + 3, 1), x, gradient=False)
+    check(*both("split", count, 1), values_of((2, 0)), gradient=False)
+
+
+def test_gradients_of_many_parts():
+    x = array(values_of((30, 2)))
+    x.attach_grad()
+    with mx.autograd.record():
+        parts = mnp.split(x, [*range(1, 30)])
+        loss = sum(i * part.sum() for i, part in enumerate(parts))
+    loss.backward()
+    expected = np.repeat(np.arange(30.0).reshape(-1, 1), 2, axis=1)
+    np.testing.assert_array_equal(x.grad.asnumpy(), expected)
+
+
 def test_array_split_has_gradients():
     check(*both("array_split", 2), values_of((3, 2)))
     check(*both("array_split", [2, 1]), values_of((3, 2)))

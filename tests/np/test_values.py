@@ -169,6 +169,12 @@ def test_unique_matches_numpy(axis, dtype):
         mnp.unique(array(x), axis=2)
 
 
+def test_polynomials_of_many_coefficients():
+    p, x = np.linspace(-1, 1, 30), np.array([0.5, -0.9])
+    found = mnp.polyval(array(p), array(x))
+    np.testing.assert_allclose(found.asnumpy(), np.polyval(p, x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("degree", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_polyval_matches_numpy(degree, shape):
