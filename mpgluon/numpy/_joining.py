@@ -30,7 +30,6 @@ __all__ = [
     "vstack",
 ]
 
-
 _split = op("_npi__split_v2")
 _MOST_SECTIONS = 512  # of one call of the op
 
@@ -171,7 +170,8 @@ def _parts(name, ary, indices_or_sections, axis, equal):
             raise MXNetValueError(
                 f"{name}: an axis of size {size} cannot be split into {sections} equal parts"
             )
-        if not more and sections <= _MOST_SECTIONS:  # exported blocks split other sizes into as many parts
+        # Exported blocks split other sizes into as many parts.
+        if not more and sections <= _MOST_SECTIONS:
             parts = _split(ary, indices=(), axis=axis, sections=sections)
             return parts if isinstance(parts, list) else [parts]
         counts = [each + 1] * more + [each] * (sections - more)

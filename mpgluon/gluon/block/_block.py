@@ -700,13 +700,8 @@ class Block(TreeNode):
         }
         check_names(wanted, arrays, source, allow_missing, True)
         check_names(params, arrays, source, True, ignore_extra, extra=ValueError)
-        load_values(
-            [(name, params[name], array) for name, array in arrays.items() if name in params],
-            source,
-            ctx,
-            cast_dtype,
-            dtype_source,
-        )
+        values = [(name, params[name], array) for name, array in arrays.items() if name in params]
+        load_values(values, source, ctx, cast_dtype, dtype_source)
 
     # Computation
 
