@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _core, ndarray as nd
 from .._core import at_once
-from .._internal import domain, kinds
+from .._internal import domain
 from .._internal.domain import Default
 from .._internal.hints import constructed, near, of_package, unknown_option
 from ..base import MXNetError
@@ -129,14 +129,9 @@ class Optimizer:
     # num_update before the Trainer's current step, even if that step failed. None outside a step.
     number_before: int | None = None
 
-    # True for classes of programs. They get arrays of mx.np if they were created in np mode, and
-    # the package's own optimizers get arrays of mx.nd.
-    _foreign = False
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._foreign = not cls.__module__.startswith("mpgluon.")
-        if "draws" not in vars(cls) and cls._foreign:
+        if "draws" not in vars(cls) and not cls.__module__.startswith("mpgluon."):
             cls.draws = True
 
     def __init__(
@@ -314,12 +309,6 @@ class Optimizer:
     def keeps_momentum(self) -> bool:
         """True if new states have a momentum. States created while it was 0 lack one."""
         return False
-
-    def shown(self, arrays: Sequence[Any]) -> list[Any]:
-        """Returns dense weights or gradients as arrays of the kind that the optimizer works on."""
-        if self._foreign and getattr(self, "allow_np_array", _core.is_np_array()):
-            return [kinds.of_kind(a, True) if a.stype == "default" else a for a in arrays]
-        return [kinds.plain(array) for array in arrays]
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         """Returns the state of a weight: None, an array, a number, a string, or a tuple, list or

@@ -6,6 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from .._internal.kinds import plain
 from ..base import MXNetError
 from ..ndarray import NDArray
 from ..ndarray.sparse import BaseSparseNDArray
@@ -82,6 +83,7 @@ class Updater:
             )
         if not weights:
             return
+        grads, weights = list(map(plain, grads)), list(map(plain, weights))
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
         self.optimizer.count_on(weights[0].context.count_key)
         if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):
@@ -92,8 +94,7 @@ class Updater:
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
                 with self.optimizer.numbers_of(i):
-                    own = self.optimizer.of(i)
-                    own.update_multi_precision(i, *own.shown((w, g)), self.states[i])
+                    self.optimizer.of(i).update_multi_precision(i, w, g, self.states[i])
             return
         for part in self.alike(indices, grads, weights, self.largest_list):
             self._update(*part)
@@ -128,7 +129,6 @@ class Updater:
 
     def _update(self, indices, grads, weights):
         states, optimizer = self.states, self.optimizer.of(indices[0])
-        weights, grads = optimizer.shown(weights), optimizer.shown(grads)
         if optimizer.draws_one_by_one:
             for i, w, g in zip(indices, weights, grads):
                 with optimizer.numbers_of(i):
@@ -138,7 +138,7 @@ class Updater:
 
     def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
         """Creates missing states and momenta, and moves loaded states to the devices of their
-        weights and converts them to the kind of arrays that the optimizer works on."""
+        weights, as arrays of mx.nd."""
         momenta = keep_momenta(self.optimizer)
         if momenta != self._momenta:
             self._momenta = momenta
@@ -149,15 +149,12 @@ class Updater:
             optimizer = self.optimizer.of(index)
             if index not in self.states:
                 with optimizer.numbers_of(index, create=True):
-                    state = optimizer.create_state_multi_precision(
-                        index, *optimizer.shown([weight])
-                    )
-                self.states[index] = state
+                    self.states[index] = optimizer.create_state_multi_precision(index, weight)
             elif not self.states_synced.get(index):
                 state = self.sync_state_context(self.states[index], weight.context)
-                state = map_arrays(lambda array, own=optimizer: own.shown([array])[0], state)
+                state = map_arrays(plain, state)
                 if optimizer.keeps_momentum and not is_complete(state):
-                    new = optimizer.create_state_multi_precision(index, *optimizer.shown([weight]))
+                    new = optimizer.create_state_multi_precision(index, weight)
                     state = completed(state, new)
                 self.states[index] = state
             self.states_synced[index] = True

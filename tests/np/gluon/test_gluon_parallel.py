@@ -130,10 +130,11 @@ def test_meshes_split_layers_of_unknown_sizes():
 
 
 class OwnMomentum(mx.optimizer.Optimizer):
-    """An optimizer of a program, which computes with arrays of the kind that it gets."""
+    """An optimizer of a program, which mixes the arrays that it gets with arrays of mx.nd, as
+    MXNet allows."""
 
     def create_state(self, index, weight):
-        return weight * 0
+        return nd.zeros(weight.shape, weight.context, weight.dtype)
 
     def update(self, index, weight, grad, state):
         self._update_count(index)

@@ -2,7 +2,6 @@
 
 import mpgluon as mx
 from mpgluon import nd
-from support.kinds import made
 
 
 @mx.optimizer.register
@@ -22,7 +21,7 @@ class Nested(mx.optimizer.Optimizer):
 
     def create_state(self, index, weight):
         def zeros(*shape):
-            return made(weight).zeros(shape, ctx=weight.context, dtype=weight.dtype)
+            return nd.zeros(shape, weight.context, weight.dtype)
 
         # Checkpoints cannot split an array of shape (7,).
         split = hasattr(self.param_dict.get(index), "global_shape")
