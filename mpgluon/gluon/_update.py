@@ -5,7 +5,6 @@ import itertools
 from .. import _core, ndarray as nd
 from .._internal import ranks
 from ..optimizer._nested_states import copy_state
-from ..optimizer.grouped import GroupedOptimizer
 from ._update_plan import update_parts
 from .utils import global_norm, scale_arrays
 
@@ -26,10 +25,7 @@ def update(state, plan, work):
     if optimizer.number_before is None:
         optimizer.number_before = optimizer.num_update
     try:
-        if len(work) + len(plan.sparse) > 1 or any(
-            isinstance(member, GroupedOptimizer) for member in optimizer.members
-        ):
-            plan.count_ahead(work)
+        plan.count_ahead(work)
         plan.check_rates(work)
         _update_groups(state, plan, work)
     except BaseException:  # includes interrupts

@@ -40,6 +40,14 @@ def test_random_training_events_keep_the_bits(seconds):
     assert stateful_training.hunt(seconds, int.from_bytes(os.urandom(4), "big")) == 0
 
 
+def test_optimizers_count_updates_ahead_on_any_devices():
+    """Layers whose weights were updated a different number of times move to two devices."""
+    config = dict.fromkeys(("clip", "scaled", "schedule", "shard", "grouped", "numpy"), False)
+    config |= {"optimizer": "nested", "accumulate": 1, "way": "states"}
+    names = ("backward", "freeze", "step", "freeze", "place", "backward", "step")
+    assert stateful_training.fault_of(config, [(name, 4) for name in names]) is None
+
+
 def poisoned(program):
     return ended(program, MPGLUON_POOL_POISON="1", MPGLUON_ENGINE="async")
 
