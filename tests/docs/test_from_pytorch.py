@@ -47,7 +47,6 @@ block.hybridize()
 assert (block(x) == block(x)).min().item()""",
     "`net.train()`": "net.train()",
     "`self.layers": "block.layers = [nn.Dense(2)]; block.collect_params()",
-    "`head.weight": "head.weight = net.weight",
     "a NumPy mask": "nd.zeros((3,), dtype='float16') + numpy.array([-1e9, 0, 0])",
     "`nn.LayerNorm(8)`": "layer = nn.LayerNorm(8); layer.initialize(); layer(x)",
     "`x += 1`": """

@@ -172,15 +172,19 @@ def test_auxiliary_losses_accept_labels_on_any_device():
         assert equal(results[0][1], got[1])
 
 
+@pytest.mark.parametrize("assigned", [False, True])
 @pytest.mark.parametrize("schedule", [None, *schedules.NAMES])
-def test_parameter_shared_by_two_stages_keeps_the_bits(schedule):
+def test_parameter_shared_by_two_stages_keeps_the_bits(schedule, assigned):
     """The last layer shares the first one's parameters but is on another device. It uses a copy,
     whose gradient is sent back."""
 
     def run(devices, schedule):
         net = nn.HybridSequential()
         first = nn.Dense(16, in_units=16, activation="tanh")
-        net.add(first, nn.Dense(16, in_units=16), nn.Dense(16, in_units=16, params=first.params))
+        last = nn.Dense(16, in_units=16, params=None if assigned else first.params)
+        net.add(first, nn.Dense(16, in_units=16), last)
+        if assigned:
+            last.weight, last.bias = first.weight, first.bias
         net.place(
             mx.parallel.Mesh({"stage": len(devices)}, devices=devices),
             stages=[[net[0], net[1]], [net[2]]] if len(devices) == 2 else None,

@@ -198,12 +198,9 @@ class Block(TreeNode):
             else:
                 self.register_child(value, name)
         elif isinstance(value, Parameter):
-            if name in self._reg_params:
-                raise AssertionError(
-                    f"Overriding Parameter attribute {name} is not allowed. To share parameters "
-                    "between blocks, give 'params' when the block is made."
-                )
-            self.params.adopt(value)
+            former = self._reg_params.get(name)
+            kept = [p for key, p in self._reg_params.items() if key != name]
+            self.params.adopt(value, None if former in kept else former)
             self._reg_params[name] = value
         elif name in _NOTED or isinstance(existing, KINDS) is not isinstance(value, KINDS):
             structure_changes.note()

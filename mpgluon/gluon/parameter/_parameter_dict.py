@@ -162,16 +162,27 @@ class ParameterDict:
                 param.owner = OWNED_BY_DICT
         self._params.update(other.items())
 
-    def adopt(self, param: Parameter) -> None:
+    def adopt(self, param: Parameter, former: Parameter | None = None) -> None:
         """Adds a parameter that was created without a ParameterDict and became an attribute of a
         block. The first dict that adopts it adds its prefix to the parameter's name. A parameter
-        that `get` created belongs only to its dict and is ignored.
+        that `get` created belongs only to its dict and is ignored, unless it replaces `former`.
 
         Raises
         ------
         AssertionError
-            If a different parameter of this dict has the name.
+            If a different parameter of this dict has the name, or if the shape or dtype of `former`
+            is another one.
         """
+        if former is not None and former is not param:
+            try:
+                match_attributes(param, {"shape": former.shape, "dtype": former.dtype})
+            except AssertionError:
+                raise AssertionError(
+                    f"{former!r} cannot be replaced by {param!r}: shape and dtype must match"
+                ) from None
+            self._params = {key: one for key, one in self._params.items() if one is not former}
+            if param.owner == OWNED_BY_DICT:
+                self._params[param.name] = param
         if param.owner == OWNED_BY_DICT:
             return
         new = param.owner == UNOWNED and not param.name.startswith(self._prefix)
