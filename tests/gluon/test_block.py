@@ -92,8 +92,10 @@ def test_attributes_keep_their_type():
     net.hidden = nn.Dense(7)
     assert net._children["hidden"]._units == 7
     net.weight = gluon.Parameter("w", shape=(1,))
-    with pytest.raises(AssertionError, match="weight"):
-        net.weight = gluon.Parameter("w", shape=(1,))
+    with pytest.raises(TypeError, match="weight"):
+        net.weight = nd.ones((1,))
+    net.weight = again = gluon.Parameter("w", shape=(1,))
+    assert net.collect_params()[again.name] is again
 
 
 def test_hybrid_block_rejects_plain_children():
