@@ -180,19 +180,19 @@ class ParameterDict:
                 raise AssertionError(
                     f"{former!r} cannot be replaced by {param!r}: shape and dtype must match"
                 ) from None
-            self._params = {key: one for key, one in self._params.items() if one is not former}
-            if param.owner == OWNED_BY_DICT:
-                self._params[param.name] = param
+        kept = {key: one for key, one in self._params.items() if one is not former}
         if param.owner == OWNED_BY_DICT:
+            if former is not None:
+                self._params = {**kept, param.name: param}
             return
         new = param.owner == UNOWNED and not param.name.startswith(self._prefix)
         name = self._prefix + param.name if new else param.name
-        if self._params.get(name, param) is not param:
+        if kept.get(name, param) is not param:
             raise AssertionError(
                 f"Parameter '{name}' already exists in the block with prefix '{self._prefix}'; "
                 "give the parameters of a block different names"
             )
-        self._params[name] = param
+        self._params = {**kept, name: param}
         if new:
             param.name = name
         param.owner = OWNED_BY_BLOCKS
