@@ -9,6 +9,7 @@ case, and for all other functions, NumPy computes on copies of the values and re
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import TYPE_CHECKING
@@ -242,25 +243,18 @@ implements("isinf")(_truth("_contrib_isinf"))
 implements("isfinite")(_truth("_contrib_isfinite"))
 
 
-@implements("matmul")
-def matmul(a: Any, b: Any) -> Any:
-    """Multiplies matrices; the axes before the last two are broadcast."""
-    from .. import numpy as package
-
-    a, b = arrays_of((a, b))
-    if not is_float(a.dtype) or not a.ndim or not b.ndim:
-        return NotImplemented
-    return package.matmul(a.as_np_ndarray(), b.as_np_ndarray()).as_nd_ndarray()
-
-
 # --- Reductions -----------------------------------------------------------------------------------
+@functools.cache
+def _twin(op):
+    return _op(f"_npi_{op}")
+
+
 def _reduce(op, x, axis, keepdims, **params):
     """Calls the op of mx.np, whose results may have no dimensions."""
     axes = axes_of(axis, x.ndim)
     if not axes:
         return _op("_copy")(x)
-    twin = _op(f"_npi_{op}")
-    return twin(x.as_np_ndarray(), axis=axes, keepdims=keepdims, **params).as_nd_ndarray()
+    return _twin(op)(x.as_np_ndarray(), axis=axes, keepdims=keepdims, **params).as_nd_ndarray()
 
 
 def _reduction(op, prepare, *names):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from ..ndarray._numpy_protocol import (
     wide_of,
 )
 from ._fallback import converted
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _views(value):
@@ -89,6 +93,17 @@ for _names, _prepare in (
 ):
     for _name in _names.split():
         implements(_name)(_rule(operator.attrgetter(_name)(package), _prepare))
+
+
+# --- Products -------------------------------------------------------------------------------------
+@implements("matmul")
+def matmul(a: Any, b: Any) -> Any:
+    """Multiplies matrices of mx.nd; the axes before the last two are broadcast. Returns
+    NotImplemented for integers. The operator ``@`` of arrays calls it."""
+    a, b = arrays_of((a, b))
+    if not is_float(a.dtype) or not a.ndim or not b.ndim:
+        return NotImplemented
+    return package.matmul(a.as_np_ndarray(), b.as_np_ndarray()).as_nd_ndarray()
 
 
 # --- Statistics -----------------------------------------------------------------------------------

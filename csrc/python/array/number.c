@@ -280,7 +280,7 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
     Py_RETURN_NOTIMPLEMENTED;
   /* If b is a stack of matrices, computes a batched matrix product. */
   if (mpg_py_is_array(b) && mpg_py_array_of(b)->tensor.desc.shape.ndim > 2) {
-    PyObject *module = PyImport_ImportModule("mpgluon.ndarray._numpy_protocol"),
+    PyObject *module = PyImport_ImportModule("mpgluon.numpy._nd_rules"),
              *result = module ? PyObject_CallMethod(module, "matmul", "OO", a, b) : NULL;
     Py_XDECREF(module);
     if (result != Py_NotImplemented) return result;
