@@ -7,6 +7,7 @@ table's function that its op cannot.
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 from typing import TYPE_CHECKING
 
@@ -74,13 +75,18 @@ def _flip(m, axis=None, out=None):
     return flip(m, tuple(range(m.ndim)), out) if m.ndim else copy(m, out)
 
 
+@functools.cache
+def _signature(name):
+    return inspect.signature(_MADE[name])
+
+
 def _kept(name):
     """Returns the function that runs a reduction over no axes, which only casts, or over the axis
     of an array without dimensions: a reduction over a new axis of size 1."""
 
     def reduce(*args, **kwargs):
         function = _MADE[name]
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        given = _signature(name).bind(*args, **kwargs).arguments
         a, axis = given.pop("a"), given.pop("axis")
         given["keepdims"] = False
         return function(reshape(a, (*a.shape, 1)), -1 if axis == () else axis, **given)

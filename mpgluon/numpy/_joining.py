@@ -213,13 +213,11 @@ def array_split(ary: ndarray, indices_or_sections: Any, axis: int = 0) -> list[n
 
     Parameters
     ----------
-    ary : ndarray
-        The array.
+    ary, axis
+        As in `split`.
     indices_or_sections : int or sequence of int
         The number of parts, the first ones larger by 1 if necessary; or the indices at
         which all parts except the first start.
-    axis : int
-        The axis.
 
     Raises
     ------
