@@ -14,6 +14,8 @@ from support.devices import on
 from support.kinds import is_numpy, made, new
 
 WIDTH = 6
+# The last layer shares the first one's parameters: it gets them as `params`, or by assignment.
+TIED = ("tied", "assigned")
 
 
 def numbers(seed, shape=(1, WIDTH)):
@@ -605,6 +607,8 @@ class Subject(HybridBlock):
             self.tail = nn.HybridSequential()
             tied = {"tied": self.first.params}.get(row["parameters"])
             self.last = nn.Dense(WIDTH, in_units=WIDTH, flatten=False, params=tied)
+            if row["parameters"] == "assigned":
+                self.last.weight, self.last.bias = self.first.weight, self.first.bias
 
     @property
     def stages(self):
@@ -612,7 +616,7 @@ class Subject(HybridBlock):
 
     def initialize_on_places(self, init):
         for stage, place in zip(self.stages, self.places):
-            if stage is self.last and self.row["parameters"] == "tied":
+            if stage is self.last and self.row["parameters"] in TIED:
                 continue
             stage.initialize(init, ctx=place)
 
@@ -636,7 +640,7 @@ class Subject(HybridBlock):
 
     def results(self, F, h, middle):
         if self.moves:
-            tied = self.row["parameters"] == "tied"
+            tied = self.row["parameters"] in TIED
             middle = middle.as_in_context(self.places[0 if tied else 3])
         else:
             # Its gradient would be added to gradients of another device, with different rounding.
@@ -664,7 +668,7 @@ class Subject(HybridBlock):
             carried = F.mean(h, axis=self.axis, keepdims=True) * 0.5
             after = carried if F is mx.sym else carried.as_in_context(state.context)
         h = self.move(h, 3)
-        if self.row["parameters"] == "tied" and self.moves:
+        if self.row["parameters"] in TIED and self.moves:
             # The shared weight is on the device of the first stage.
             h = h.as_in_context(self.places[0])
         out = self.results(F, self.last(h), middle)

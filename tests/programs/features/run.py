@@ -14,7 +14,7 @@ from mpgluon import autograd, gluon, lr_scheduler, nd
 from mpgluon._internal import ranks
 from mpgluon.contrib import amp
 from mpgluon.parallel import Mesh, Pipeline, ShardedParameter, TrainStep, schedules
-from programs.features.blocks import WIDTH, Subject, numbers
+from programs.features.blocks import TIED, WIDTH, Subject, numbers
 from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
 from programs.features.table import (
@@ -161,7 +161,7 @@ class Run:
         elif way == "collect_params":
             net.collect_params().initialize(init, **ctx)
         elif way == "children":
-            stages = net.stages[:3] if self.row["parameters"] == "tied" else net.stages
+            stages = net.stages[:3] if self.row["parameters"] in TIED else net.stages
             for stage in stages:
                 stage.initialize(init, **ctx)
         else:

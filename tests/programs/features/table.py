@@ -10,7 +10,7 @@ compute different results. `REFUSED` lists pairs that raise an error, with a par
 import itertools
 
 from mpgluon.parallel import schedules
-from programs.features.blocks import CUSTOM, FLOW, LAYERS, MEMORY, ORIGINS
+from programs.features.blocks import CUSTOM, FLOW, LAYERS, MEMORY, ORIGINS, TIED
 from programs.features.own_optimizer import Nested
 
 NAMED = [*schedules.NAMES, "auto"]
@@ -88,7 +88,7 @@ FACTORS = {
     "captured": plain("nothing", *ORIGINS),
     "count": plain("0", "1", "2", "3", "7", "20"),
     "parameters": {
-        **plain("own", "tied", "frozen", "not differentiable", "constant", "multipliers"),
+        **plain("own", *TIED, "frozen", "not differentiable", "constant", "multipliers"),
         **plain("deferred", "unused", "attribute"),
     },
     "inputs": plain("one", "two", "whole", "list", "dict", "None"),
@@ -261,7 +261,7 @@ CAPTURING = {"captured": "host data", "count": "2"}
 COMPILED_WHOLE = {"way": "hybridized"}
 REFUSED = [
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
-    (({"placement": SPLIT}, {"parameters": ["tied"]}), "shared parameters", {}),
+    (({"placement": SPLIT}, {"parameters": [*TIED]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
     (
         ({"parameters": ["deferred"]}, {"created": ["load_parameters"]}),
@@ -275,8 +275,8 @@ REFUSED = [
     ),
     (({"placement": SPLIT}, {"event": ["two adapters"]}), "dora=True needs nn.Dense", {}),
     (({"placement": SPLIT}, {"event": ["quantize"]}), "does not match the whole path or name", {}),
-    (({"parameters": ["tied"]}, {"event": ["merged adapters"]}), "share the weight of 'first'", {}),
-    (({"parameters": ["tied"]}, {"event": ["quantize"]}), "no layer was replaced", {}),
+    (({"parameters": [*TIED]}, {"event": ["merged adapters"]}), "share the weight of 'first'", {}),
+    (({"parameters": [*TIED]}, {"event": ["quantize"]}), "no layer was replaced", {}),
     (({"placement": SPLIT}, {"event": ["reset_ctx"]}), "is split over devices", {}),
     (({"placement": SPLIT}, {"event": ["place"]}), "split over devices", {}),
     (
