@@ -28,6 +28,20 @@ class New:
 new = New()
 
 
+class Momentum(mx.optimizer.Optimizer):
+    """An optimizer of a program, which mixes the arrays that it gets with arrays of mx.nd, as
+    MXNet allows."""
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros(weight.shape, weight.context, weight.dtype)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.kind = type(weight)
+        state[:] = state * 0.5 + grad * self.rescale_grad
+        weight[:] = weight - self._get_lr(index) * state
+
+
 def both(function):
     """Checks that a function of the kind (`numpy`) returns the same bits for both kinds, whose
     switch is set."""

@@ -8,7 +8,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd, npx
 from mpgluon.gluon import nn
 from mpgluon.parallel import Mesh, Pipeline
-from support.kinds import both, new
+from support.kinds import Momentum, both, new
 
 DATA = np.random.RandomState(6).uniform(-1, 1, (6, 4)).astype("float32")
 DEVICES = [mx.cpu(0), mx.cpu(1)]
@@ -129,19 +129,6 @@ def test_meshes_split_layers_of_unknown_sizes():
     both(run)
 
 
-class OwnMomentum(mx.optimizer.Optimizer):
-    """An optimizer of a program, which mixes the arrays that it gets with arrays of mx.nd, as
-    MXNet allows."""
-
-    def create_state(self, index, weight):
-        return nd.zeros(weight.shape, weight.context, weight.dtype)
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        state[:] = state * 0.5 + grad * self.rescale_grad
-        weight[:] = weight - self._get_lr(index) * state
-
-
 def dense(numpy=True):
     net = nn.Dense(3, in_units=4)
     net.initialize(mx.init.Xavier(), ctx=DEVICES)
@@ -149,7 +136,7 @@ def dense(numpy=True):
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "states"])
-@pytest.mark.parametrize("optimizer", [OwnMomentum, mx.optimizer.Adam])
+@pytest.mark.parametrize("optimizer", [Momentum, mx.optimizer.Adam])
 def test_loaded_states_have_the_kind_of_the_optimizer(way, optimizer, tmp_path):
     def train(numpy):
         net = dense()

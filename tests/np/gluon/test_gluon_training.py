@@ -9,7 +9,7 @@ from mpgluon import autograd, gluon, init, nd, npx
 from mpgluon.gluon import nn
 from programs.features.table import OPTIMIZERS
 from support.compare import same_bits
-from support.kinds import both
+from support.kinds import Momentum, both
 
 draw = np.random.RandomState(5)
 DATA = draw.uniform(-1, 1, (6, 3)).astype("float32")
@@ -63,20 +63,6 @@ def test_optimizers_update_with_the_bits_of_nd(name, way):
         return trained(net, trainer, numpy, dtype=dtype)
 
     both(train)
-
-
-class Momentum(mx.optimizer.Optimizer):
-    """An optimizer of a program, which mixes the arrays that it gets with arrays of mx.nd, as
-    MXNet allows."""
-
-    def create_state(self, index, weight):
-        return nd.zeros(weight.shape, weight.context, weight.dtype)
-
-    def update(self, index, weight, grad, state):
-        self._update_count(index)
-        self.kind = type(weight)
-        state[:] = state * 0.5 + grad * self.rescale_grad
-        weight[:] = weight - self._get_lr(index) * state
 
 
 def test_optimizers_of_programs_get_arrays_of_nd():
