@@ -181,6 +181,14 @@ def test_assigned_parameters_must_match(options):
     assert net.weight is weight and [*net.collect_params()] == names
 
 
+def test_assigned_parameters_need_names_of_their_own():
+    net = nn.Dense(3, in_units=4)
+    weight, names = net.weight, [*net.collect_params()]
+    with pytest.raises(AssertionError, match="already exists"):
+        net.weight = gluon.Parameter("bias", shape=(3, 4))
+    assert net.weight is weight and [*net.collect_params()] == names
+
+
 def test_sequential_supports_indexing_and_slicing():
     net = nn.HybridSequential()
     net.add(nn.Dense(1), nn.Dense(2), nn.Dense(3))
