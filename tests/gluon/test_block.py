@@ -14,7 +14,6 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.calls import raises
-from support.compare import same_bits
 from support.devices import on
 from support.training import backward_of
 
@@ -116,77 +115,6 @@ def test_params_argument_shares_parameters_between_blocks():
     assert second.weight is first.weight
     x = inputs(2, 4)
     np.testing.assert_array_equal(first(x).asnumpy(), second(x).asnumpy())
-
-
-class Tied(gluon.HybridBlock):
-    """The head has the weight of the embedding, given as `params` or assigned."""
-
-    def __init__(self, assigned):
-        super().__init__(prefix="tied_")
-        with self.name_scope():
-            self.embed = nn.Embedding(5, 4)
-            given = {} if assigned else {"params": self.embed.params}
-            self.head = nn.Dense(5, flatten=False, in_units=4, **given)
-            if assigned:
-                self.head.weight = self.embed.weight
-
-    def hybrid_forward(self, F, x):
-        return self.head(self.embed(x))
-
-
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_assigned_parameters_are_shared(hybrid, tmp_path):
-    x, results = nd.array([[0, 3, 2]]), []
-    for assigned in (False, True):
-        mx.random.seed(1)
-        net = Tied(assigned)
-        net.initialize(mx.init.Xavier())
-        net.hybridize(hybrid)
-        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
-        for _ in range(3):
-            with autograd.record():
-                loss = (net(x) ** 2).sum()
-            loss.backward()
-            trainer.step(1)
-        assert len(net.collect_params()) == 2 and len(net.head.collect_params()) == 2
-        net.save_parameters(str(tmp_path / "net"))
-        again = Tied(assigned)
-        again.load_parameters(str(tmp_path / "net"))
-        assert again.head.weight is again.embed.weight
-        same_bits(again(x), net(x))
-        results.append(net(x).asnumpy())
-    same_bits(results[1], results[0])
-
-
-def test_assigned_parameters_replace_those_of_compiled_blocks():
-    net, other = nn.Dense(3, in_units=4), nn.Dense(3, in_units=4)
-    for block in (net, other):
-        block.initialize()
-    net.hybridize()
-    x = inputs(2, 4)
-    net(x)
-    net.weight = other.weight
-    net.bias = gluon.Parameter("bias", shape=(3,), init="ones")
-    net.bias.initialize()
-    same_bits(net(x), other(x) + 1)
-    assert {*net.collect_params()} == {other.weight.name, net.prefix + "bias"}
-
-
-@pytest.mark.parametrize("options", [{"in_units": 5}, {"in_units": 4, "dtype": "float64"}])
-def test_assigned_parameters_must_match(options):
-    net = nn.Dense(3, in_units=4)
-    weight, names = net.weight, [*net.collect_params()]
-    with pytest.raises(AssertionError, match="cannot be replaced.*shape and dtype must match"):
-        net.weight = nn.Dense(3, **options).weight
-    assert net.weight is weight and [*net.collect_params()] == names
-
-
-def test_assigned_parameters_need_names_of_their_own():
-    net = nn.Dense(3, in_units=4)
-    weight, names = net.weight, [*net.collect_params()]
-    with pytest.raises(AssertionError, match="already exists"):
-        net.weight = gluon.Parameter("bias", shape=(3, 4))
-    assert net.weight is weight and [*net.collect_params()] == names
 
 
 def test_sequential_supports_indexing_and_slicing():
