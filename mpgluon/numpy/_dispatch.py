@@ -87,7 +87,8 @@ def has_ops(function: Any) -> bool:
 
 
 def _by_ops(module, name, args, kwargs):
-    """Calls the function of mx.np. Returns NotImplemented if it doesn't have the arguments."""
+    """Calls the function of mx.np. Returns NotImplemented if it doesn't have the arguments, or if
+    the result belongs in an array of NumPy."""
     found = _function_of(module, name)
     if found is None:
         return NotImplemented
@@ -95,6 +96,8 @@ def _by_ops(module, name, args, kwargs):
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError:
+        return NotImplemented
+    if isinstance(bound.arguments.get("out"), np.ndarray):
         return NotImplemented
     first = next(_fallback.arrays_in((*args, kwargs)))
     for key, value in bound.arguments.items():
@@ -174,6 +177,9 @@ def array_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Computes NumPy's functions with ops, or on copies of the values if no op exists."""
     name = function.__name__
     if _is_np(name, (args, kwargs)):
+        found = _function_of(function.__module__, name)
+        names = [*found[1].parameters] if found else ()
+        args, kwargs = _fallback.with_names(function, args, kwargs, names)
         result = _by_ops(function.__module__, name, args, kwargs)
     else:
         result = nd_rules.of_function(function, args, kwargs)

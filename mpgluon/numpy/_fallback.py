@@ -18,7 +18,7 @@ from .._core import NDArray, ndarray
 from ..context import current_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 # Functions of mx.np, with the sentence that their docstrings begin with. Those that the installed
@@ -249,6 +249,32 @@ def on_copies(
     return converted(result, np.ndarray, lambda values: array_of(values, ctx))
 
 
+@functools.cache
+def _positions(function):
+    """Returns the names of the positional arguments, or () for functions without a signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # functions that NumPy implements in C may have none
+        return ()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in named)
+
+
+def with_names(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    others: Sequence[str] = (),
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a function of NumPy, with a positional `out`, and the arguments
+    after it, as keywords. The same applies to the first argument that has another position in
+    `others`, the names of another function's arguments."""
+    for i, name in enumerate(_positions(function)[: len(args)]):
+        if name == "out" or (name in others and others.index(name) != i):
+            return args[:i], {**dict(zip(_positions(function)[i:], args[i:])), **kwargs}
+    return args, kwargs
+
+
 def _like(target, array):
     return array.as_np_ndarray() if isinstance(target, ndarray) else array
 
@@ -265,7 +291,7 @@ def _copying(name, function, text, module):
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _refuse_nd(name, (*args, kwargs))
-        return on_copies(name, function, args, kwargs)
+        return on_copies(name, function, *with_names(function, args, kwargs))
 
     call.on_copies = True
     call.__name__ = call.__qualname__ = name

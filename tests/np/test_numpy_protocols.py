@@ -1,5 +1,7 @@
 """NumPy's functions of arrays of mx.np that call functions of mx.np."""
 
+import inspect
+
 import numpy as onp
 import pytest
 
@@ -117,3 +119,69 @@ def test_kinds_cannot_be_mixed():
             call(array(VALUES), nd.array(VALUES))
     with pytest.raises(TypeError, match="both mx.np and mx.nd"):
         onp.vstack([array(VALUES), nd.array(VALUES)])
+
+
+SQUARE = VALUES[:, :2]
+# NumPy's functions with an argument `out` -> arguments, which follow the array.
+WITH_OUT = {
+    "all": (0,),
+    "any": (0,),
+    "argmax": (0,),
+    "argmin": (0,),
+    "around": (1,),
+    "choose": ([SQUARE, SQUARE + 1],),
+    "clip": (0.3, 0.5),
+    "concatenate": (0,),
+    "cumprod": (0,),
+    "cumsum": (0,),
+    "dot": (SQUARE,),
+    "einsum": (),
+    "fix": (),
+    "max": (0,),
+    "mean": (0,),
+    "median": (0,),
+    "min": (0,),
+    "nancumsum": (0,),
+    "nanmax": (0,),
+    "nanmean": (0,),
+    "nansum": (0,),
+    "outer": (SQUARE,),
+    "percentile": (30, 0),
+    "prod": (0,),
+    "ptp": (0,),
+    "quantile": (0.3, 0),
+    "round": (1,),
+    "stack": (0,),
+    "std": (0,),
+    "sum": (0,),
+    "take": (onp.array([1, 0]), 0),
+    "trace": (),
+    "var": (0,),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+@pytest.mark.parametrize("positional", [False, True])
+def test_numpy_functions_write_into_out_of_either_kind(name, positional):
+    function, args = getattr(onp, name), WITH_OUT[name]
+    names = [*inspect.signature(function).parameters]
+    if positional and name == "einsum":
+        return  # `out` is always a keyword
+    of = {"choose": lambda a: a > 0.4, "concatenate": lambda a: [a, a], "stack": lambda a: [a, a]}
+    given = of.get(name, lambda a: a)
+    before = ("ij->ji",) if name == "einsum" else ()
+    expected = function(*before, given(SQUARE), *args)
+    if name == "choose":
+        given = lambda a: (a > 0.4).astype("int64")
+    x = array(SQUARE.astype(expected.dtype) if expected.dtype.kind == "f" else SQUARE)
+    for kind in (onp.array, array):
+        out = kind(onp.zeros(expected.shape, expected.dtype))
+        call = [*before, given(x), *args]
+        if not positional:
+            result = function(*call, out=out)
+        else:
+            defaults = inspect.signature(function).parameters
+            middle = names[len(call) : names.index("out")]
+            result = function(*call, *(defaults[key].default for key in middle), out)
+        assert result is out
+        onp.testing.assert_allclose(onp.asarray(out), expected, rtol=1e-5, atol=1e-6)
