@@ -19,6 +19,7 @@ from ._arguments import (
     filled,
     flat,
     into,
+    is_float,
     joined,
     of_values,
     op,
@@ -537,7 +538,8 @@ def histogram(
     Returns
     -------
     tuple of ndarray
-        The counts, int64 or with `density` float32, and the edges.
+        The counts, int64 or with `density` a float dtype, and the edges. Equal bins have edges of
+        the dtype of floats `a`, and float64 otherwise.
 
     Raises
     ------
@@ -556,14 +558,10 @@ def histogram(
     if normed or weights is not None or isinstance(bins, str):
         raise NotSupportedError("histogram: normed, weights and rules for bins are not supported")
     x = flat(a)
-    if isinstance(bins, ndarray):
-        counts, edges = _histogram(x, bins.astype(x.dtype, copy=False))
-    elif np.iterable(bins):
-        counts, edges = _histogram(x, constant(bins, x.context, x.dtype))
-    else:
-        if range is None:
-            range = _extremes(x)
-        counts, edges = _histogram(x, bin_cnt=bins, range=range)
+    if not isinstance(bins, ndarray):
+        edges = _listed_edges(bins) if np.iterable(bins) else _equal_edges(x, bins, range)
+        bins = constant(edges, x.context, x.dtype if is_float(x) else edges.dtype)
+    counts, edges = _histogram(*_comparable(x, bins))[0], bins
     if density:
         widths = part(edges, 0, 1, edges.size) - part(edges, 0, 0, edges.size - 1)
         counts = counts.astype(widths.dtype)
@@ -571,14 +569,31 @@ def histogram(
     return counts, edges
 
 
-def _extremes(x):
-    """Returns the smallest and the largest value of a vector, which differ."""
-    if x._traced:
+def _listed_edges(bins):
+    """Returns the edges in a sequence of numbers."""
+    edges = np.asarray(bins)
+    if (edges[:-1] > edges[1:]).any():
+        raise MXNetValueError("histogram: bins must be ascending")
+    return edges if edges.dtype.kind == "f" else edges.astype("int64")
+
+
+def _equal_edges(x, bins, range):
+    """Returns the edges of equal bins, as NumPy computes them."""
+    extremes = []
+    if range is None and x._traced:
         raise NotSupportedError("histogram: a hybridized block must pass a range")
-    if not x.size:
-        return 0.0, 1.0
-    low, high = float(_min(x).item()), float(_max(x).item())
-    return (low - 0.5, high + 0.5) if low == high else (low, high)
+    if range is None and x.size:
+        extremes = [_min(x).item(), _max(x).item()]
+    dtype = np.float32 if x.dtype is _core.bfloat16 else x.dtype
+    return np.histogram_bin_edges(np.array(extremes, dtype), bins, range)
+
+
+def _comparable(x, edges):
+    """Converts values and edges to a dtype that holds both."""
+    if x.dtype == edges.dtype:
+        return x, edges
+    dtype = "float64" if is_float(x) or is_float(edges) else "int64"
+    return x.astype(dtype), edges.astype(dtype)
 
 
 def bincount(x: ndarray, weights: ndarray | None = None, minlength: int = 0) -> ndarray:

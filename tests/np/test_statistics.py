@@ -217,6 +217,34 @@ def test_histogram_matches_numpy(shape, bins, limits, dtype):
     assert np.array_equal(compiled[0].asnumpy(), wanted[0])
 
 
+EDGES = [-3, -1.5, 0.25, 2]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
+)
+def test_histogram_counts_every_value_in_numpys_bin(dtype):
+    rng = np.random.default_rng(5)
+    kinds = ["float64", "float32", "int32", "int64"]
+    for bins in (1, 3, 7, 10, 13, EDGES, [-2, 0, 3], *(np.array(EDGES).astype(k) for k in kinds)):
+        for scale in (2, 30):
+            x = (rng.normal(size=40).round(2) * scale).astype(
+                "int64" if dtype == "uint8" else dtype
+            )
+            x = x.astype(dtype)
+            counts, edges = mnp.histogram(array(x), bins)
+            wanted = np.histogram(x, bins)
+            assert np.array_equal(counts.asnumpy(), wanted[0]), (bins, x)
+            assert np.allclose(edges.asnumpy(), wanted[1], rtol=0 if np.ndim(bins) else 1e-7)
+            if isinstance(bins, np.ndarray):
+                assert np.array_equal(mnp.histogram(array(x), array(bins))[0].asnumpy(), wanted[0])
+
+
+def test_histogram_refuses_edges_that_descend():
+    with pytest.raises(ValueError, match="ascending"):
+        mnp.histogram(array(np.zeros(3)), [1, 0])
+
+
 def test_histogram_uses_the_range_of_values():
     x = values_of((3, 4))
     for given in (x, x * 0, x[:0]):
