@@ -28,6 +28,7 @@ from numpy import (
 
 from .. import _core
 from .._core import NDArray, get_op, ndarray
+from ._arguments import is_float
 from ._table import make
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ _MADE = make("mpgluon.numpy", CREATION, {})
 globals().update(_MADE)
 
 if TYPE_CHECKING:
-    from ._named import arange, broadcast_to, expand_dims, full_like, power, stack, zeros
+    from ._named import arange, broadcast_to, expand_dims, floor, full_like, power, stack, zeros
 else:
-    from ._functions import broadcast_to, expand_dims, full_like, power, stack
+    from ._functions import broadcast_to, expand_dims, floor, full_like, power, stack
 
 # MXNet's names of NumPy's constants.
 NAN: float = nan
@@ -292,7 +293,8 @@ def linspace(
     *,
     device: Context | None = None,
 ) -> Any:
-    """Returns `num` numbers from start to stop at equal distances, as float32.
+    """Returns `num` numbers from start to stop at equal distances, as float32. Integer dtypes
+    round down.
 
     With ``endpoint=False``, stop is the number after the last one. With `retstep`, returns the
     array and the distance. Arrays `start` and `stop` give ranges along a new dimension `axis`.
@@ -309,14 +311,21 @@ def linspace(
         raise ValueError(f"linspace: num must be at least 0, got {num}")
     parts = num - 1 if endpoint else num
     dtype = float32 if dtype is None else dtype
+    # Integers round down, as in NumPy. The op would round towards 0.
+    whole = "int" in _core.dtype_name(dtype)
     if not isinstance(start, NDArray) and not isinstance(stop, NDArray):
         step = (stop - start) / parts if parts > 0 else nan
-        result = _linspace(start, stop, num, endpoint, ctx, dtype)
-        return (result, step) if retstep else result
-    difference = stop - start
-    step = difference / parts if parts > 0 else difference * nan
-    numbers = [start + difference * (i / parts if parts > 0 else 0.0) for i in range(num)]
-    result = stack(numbers, axis=axis).astype(dtype)
+        result = _linspace(start, stop, num, endpoint, ctx, float64 if whole else dtype)
+    else:
+        start, stop = (
+            x.astype(float64) if isinstance(x, NDArray) and not is_float(x) else x
+            for x in (start, stop)
+        )
+        difference = stop - start
+        step = difference / parts if parts > 0 else difference * nan
+        numbers = [start + difference * (i / parts if parts > 0 else 0.0) for i in range(num)]
+        result = stack(numbers, axis=axis)
+    result = (floor(result) if whole else result).astype(dtype, copy=False)
     return (result, step) if retstep else result
 
 

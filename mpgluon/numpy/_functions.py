@@ -16,7 +16,7 @@ import numpy as onp
 from .. import _core
 from .._core import NDArray, get_op, ndarray
 from ..ndarray.functions import moveaxis as _moveaxis
-from ._arguments import choose
+from ._arguments import choose, into
 from ._elementwise import ELEMENTWISE
 from ._shapes import SHAPES
 from ._table import make
@@ -161,7 +161,8 @@ def all(a: ndarray, axis: Any = None, keepdims: bool = False, out: ndarray | Non
 
 
 def around(x: ndarray, decimals: int = 0, out: ndarray | None = None) -> Any:
-    """The values rounded to a number of decimals. Halves are rounded to even numbers.
+    """The values rounded to a number of decimals. Halves are rounded to even numbers, and integers
+    remain integers.
 
     Examples
     --------
@@ -172,7 +173,14 @@ def around(x: ndarray, decimals: int = 0, out: ndarray | None = None) -> Any:
     """
     if decimals == 0:
         return rint(x, out=out)
+    if builtins.abs(decimals) > 308:
+        raise ValueError(f"around: decimals must be from -308 to 308, got {decimals}")
     scale = 10.0 ** builtins.abs(decimals)
+    if "int" in _core.dtype_name(x.dtype):
+        if decimals > 0:
+            return copy(x, out=out)
+        result = rint(x.astype("float64") / scale) * scale
+        return into(result.astype(x.dtype), out)
     if decimals < 0:
         return multiply(rint(x / scale), scale, out=out)
     return divide(rint(x * scale), scale, out=out)

@@ -265,6 +265,7 @@ CREATION = {
     "linspace-none": lambda F: F.linspace(1, 3, 0),
     "linspace-step": lambda F: F.linspace(0, 10, 5, retstep=True)[1],
     "linspace-arrays": lambda F: F.linspace(F.zeros(2), F.arange(2), 3, axis=1),
+    "linspace-int": lambda F: F.linspace(-3, 3, 5, dtype="int32"),
     "logspace": lambda F: F.logspace(0, 2, 3, base=2),
     "indices": lambda F: F.indices((2, 3)),
     "array": lambda F: F.array([[1.5, 2], [3, 4]]),
@@ -275,6 +276,36 @@ CREATION = {
     "array-int": lambda F: F.array([1, 2], dtype=int),
     "asarray": lambda F: F.asarray(np.array([True, False])),
 }
+
+
+INTEGERS = {
+    "linspace": lambda F, x: F.linspace(x, 10 - x, 5),
+    "linspace-number": lambda F, x: F.linspace(x, 10, 5, endpoint=False),
+    "linspace-step": lambda F, x: F.linspace(0, x, 5, retstep=True)[1],
+    "logspace": lambda F, x: F.logspace(x - x, x % 3, 4),
+    "around": lambda F, x: F.around(x, 2),
+    "around-number": lambda F, x: round(x[0], 1),
+    "around-tens": lambda F, x: F.around(x, -1),
+    "around-hundreds": lambda F, x: x.round(-2),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_functions_of_integers_agree_with_numpy(name, dtype):
+    values = np.array([2, 5, 50, 114, np.iinfo(dtype).max // 13], dtype)
+    expected = np.asarray(INTEGERS[name](np, values))
+    for result in (
+        INTEGERS[name](mx.np, array(values, dtype)),
+        _core.CachedOp(lambda x: [INTEGERS[name](mx.np, x)])(array(values, dtype))[0],
+    ):
+        assert result.dtype.kind == expected.dtype.kind
+        np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-5)
+
+
+def test_around_refuses_decimals_beyond_the_range_of_float64():
+    with pytest.raises(ValueError, match="decimals must be from -308 to 308, got 400"):
+        mx.np.around(array(M), 400)
 
 
 @pytest.mark.parametrize("name", CREATION)
