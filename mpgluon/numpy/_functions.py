@@ -16,7 +16,7 @@ import numpy as onp
 from .. import _core
 from .._core import NDArray, get_op, ndarray
 from ..ndarray.functions import moveaxis as _moveaxis
-from ._arguments import choose, into
+from ._arguments import choose, into, is_float
 from ._elementwise import ELEMENTWISE
 from ._shapes import SHAPES
 from ._table import make
@@ -205,15 +205,25 @@ def floor_divide(x1: Any, x2: Any, out: ndarray | None = None) -> Any:
         return onp.floor_divide(x1, x2)
     if isinstance(x1, ndarray) and x1.dtype == bool:
         x1 = x1.astype("int8")
-    difference = x1 - x1 % x2
-    if "float" in _core.dtype_name(difference.dtype):
-        return rint(difference / x2, out=out)
-    if isinstance(x2, onp.ndarray):
-        x2 = _core.array(x2, x1.ctx, difference.dtype).as_np_ndarray()
-    # mx.np divides integers as float32, but mx.nd divides them exactly.
-    divisor = x2.astype(difference.dtype).as_nd_ndarray() if isinstance(x2, ndarray) else int(x2)
-    result = (difference.as_nd_ndarray() / divisor).as_np_ndarray()
-    return result if out is None else copy(result, out=out)
+    rest = x1 % x2
+    if is_float(rest):
+        return rint((x1 - rest) / x2, out=out)
+    # mx.np divides integers as float32, but mx.nd divides them exactly and rounds towards 0.
+    x1, x2 = (_integers(x, rest) for x in (x1, x2))
+    result = (_as_nd(x1) / _as_nd(x2)).as_np_ndarray()
+    beyond = multiply(not_equal(rest, 0), not_equal(x1 - result * x2, rest))
+    return into(result - beyond.astype(rest.dtype), out)
+
+
+def _integers(x, like):
+    """Converts an operand to the dtype of an array of integers, and a number to an integer."""
+    if isinstance(x, onp.ndarray):
+        return _core.array(x, like.ctx, like.dtype).as_np_ndarray()
+    return x.astype(like.dtype, copy=False) if isinstance(x, ndarray) else int(x)
+
+
+def _as_nd(x):
+    return x.as_nd_ndarray() if isinstance(x, ndarray) else x
 
 
 def moveaxis(a: ndarray, source: int | Sequence[int], destination: int | Sequence[int]) -> ndarray:

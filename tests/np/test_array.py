@@ -167,6 +167,22 @@ def test_floor_division_and_remainder_match_numpy(dtype):
     assert (x // array(np.array([1], "int64"))).item() == 2**60 + 1
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_floor_divide_of_extreme_integers_agrees_with_numpy(dtype):
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    random = np.random.default_rng(0).integers(low, high, 30, dtype)
+    values = np.array([low, low + 1, 0, 1, 2, 3, 4, high - 1, high, *random], dtype)
+    divisors = [1, 2, 3, 7, 100] + ([-1, -2, -3, -100] if low else [])
+    x = array(values)
+    with np.errstate(all="ignore"):
+        assert ((x[:, None] // x).asnumpy() == values[:, None] // values).all()
+        traced = _core.CachedOp(lambda x: [x[:, None] // x])(x)[0]
+        assert (traced.asnumpy() == values[:, None] // values).all()
+        for number in divisors:
+            assert ((x // number).asnumpy() == values // number).all()
+            assert ((number // x).asnumpy() == number // values).all()
+
+
 def test_floor_divide_writes_to_out_and_is_called_by_numpy():
     x, out = array([7.0, -7]), array([0.0, 0])
     assert mx.np.floor_divide(x, 2, out=out) is out and out.tolist() == [3, -4]
