@@ -673,13 +673,18 @@ def cross(
     third = a0 * b1 - a1 * b0
     if not a2 and not b2:
         return shaped(third, third.shape[:-1])
-    nothing = third * 0
-    left = [a1 * y for y in b2], [x * b1 for x in a2]
-    right = [x * b0 for x in a2], [a0 * y for y in b2]
-    made = [functools.reduce(operator.add, more, nothing) for more, _ in (left, right)]
-    made = [functools.reduce(operator.sub, less, x) for x, (_, less) in zip(made, (left, right))]
-    result = joined([*made, third], third.ndim - 1)
+    # A missing third element has no products, because 0 * inf would be NaN.
+    first = _difference([a1 * y for y in b2], [x * b1 for x in a2])
+    second = _difference([x * b0 for x in a2], [a0 * y for y in b2])
+    result = joined([first, second, third], third.ndim - 1)
     place = axis_of(axisc, result.ndim, "axisc")
     order = [*range(result.ndim - 1)]
     order.insert(place, result.ndim - 1)
     return transposed(result, order)
+
+
+def _difference(more, less):
+    """Subtracts two lists of at most one array. One of the lists has an array."""
+    if not less:
+        return more[0]
+    return more[0] - less[0] if more else -less[0]

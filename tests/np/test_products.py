@@ -254,6 +254,19 @@ def test_cross_matches_numpy(a, b, axes):
         )
 
 
+def test_cross_keeps_infinities_in_their_components():
+    a, b = np.array([-np.inf, 0.1, -0.0]), np.array([0.2, 0.8, -1.7])
+    for count in ((3, 3), (2, 3), (3, 2)):
+        x, y = a[: count[0]], b[: count[1]]
+        padded = [np.append(v, [0.0] * (3 - len(v))) for v in (x, y)]
+        result = mnp.cross(array(x), array(y)).asnumpy()
+        with np.errstate(invalid="ignore"):
+            full = np.cross(*padded)
+        known = ~np.isnan(full)
+        np.testing.assert_allclose(result[known], full[known])
+        assert not np.isnan(result).any()
+
+
 def test_cross_reports_invalid_vectors():
     with pytest.raises(ValueError, match="vectors must have 2 or 3 elements, not 4"):
         mnp.cross(array(values_of(4)), array(values_of(4)))
