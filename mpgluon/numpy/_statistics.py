@@ -388,7 +388,11 @@ def _quantiles(name, a, q, scale, axis, out, method, keepdims):
             weight = weight.astype(x.dtype, copy=False)
         else:
             weight = weight[0] if len(weight) == 1 else constant(weight, x.context, x.dtype)
-        result = result + (_taken(values, above) - result) * weight
+        higher = _taken(values, above)
+        if isinstance(weight, float) and weight == 0.5:  # exact, and right next to infinities
+            result = result * 0.5 + higher * 0.5
+        else:
+            result = result + (higher - result) * weight
     if "float" in _core.dtype_name(a.dtype):  # NaN are sorted last
         result = choose(_isnan(part(values, len(free), count - 1, count)), math.nan, result)
     result = transposed(result, (len(free), *range(len(free))))

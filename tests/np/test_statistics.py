@@ -217,6 +217,11 @@ def test_histogram_matches_numpy(shape, bins, limits, dtype):
     assert np.array_equal(compiled[0].asnumpy(), wanted[0])
 
 
+def test_median_of_infinities_is_their_average():
+    for values in ([np.inf, np.inf], [1, np.inf, np.inf, np.inf], [0, -np.inf], [1, np.inf]):
+        assert mnp.median(array(np.array(values))).item() == np.median(values)
+
+
 EDGES = [-3, -1.5, 0.25, 2]
 
 
