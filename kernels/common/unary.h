@@ -4,6 +4,7 @@
 #define KERNELS_COMMON_UNARY_H
 
 #include <math.h>
+#include <stdint.h>
 
 #include "base/host_device.h"
 #include "kernels/common/vector_math_mixed.h"
@@ -14,6 +15,14 @@
 /* Clamps x to [0, 1]. NaN stays NaN. */
 MPG_HOST_DEVICE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 MPG_HOST_DEVICE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
+/* Clips an integer. The bounds lose their fractions, and NaN is no bound. */
+MPG_HOST_DEVICE int64_t mpg_clip_whole(int64_t x, double low, double high) {
+  if (low >= -0x1p63 && x < (low < 0x1p63 ? (int64_t)low : INT64_MAX))
+    return low < 0x1p63 ? (int64_t)low : INT64_MAX;
+  if (high < 0x1p63 && x > (high >= -0x1p63 ? (int64_t)high : INT64_MIN))
+    return high >= -0x1p63 ? (int64_t)high : INT64_MIN;
+  return x;
+}
 
 /* GELU by tanh is x * sigmoid(u), because (1 + tanh(v)) / 2 is sigmoid(2 v). u is a polynomial of
  * x, in float (F) and double (D), and SLOPE is its derivative. */

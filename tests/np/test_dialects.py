@@ -178,3 +178,13 @@ def test_compiled_calls_of_both_kinds_differ():
             total, same = op(given)
             assert type(total) is type(same) is type(given)
             assert total.shape == (() if given is x else (1,))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float16", "float32"])
+@pytest.mark.parametrize("low, high", [(1, 3), (3, 1), (-1.5, 2.5), (-2.5, -1.5), (0.5, 0.25)])
+def test_clip_is_the_minimum_of_the_maximum(dtype, low, high):
+    values = np.array([-3, -2, -1, 0, 1, 2, 3, 9]).astype(dtype)
+    if dtype == "uint8" and high < 0:
+        return
+    wanted = np.minimum(np.maximum(values, np.float64(low)), np.float64(high)).astype(dtype)
+    assert mx.np.clip(array(values, dtype), low, high).tolist() == wanted.tolist()

@@ -33,7 +33,7 @@ __device__ double row_of_double(int row, double x, const double *constants) {
   }
   return x;
 }
-__device__ int64_t row_of_whole(int row, int64_t x) {
+__device__ int64_t row_of_whole(int row, int64_t x, const double *constants) {
   switch (row) {
 #define WHOLE_ROW(name, expression) \
   case MPG_UNARY_##name: return (expression);
@@ -64,7 +64,8 @@ __global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, mpg_dtype
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   if (whole)
-    mpg_store_any(out_dtype, out, i, row_of_whole(row, mpg_load_any<int64_t>(dtype, in, i)));
+    mpg_store_any(out_dtype, out, i,
+                  row_of_whole(row, mpg_load_any<int64_t>(dtype, in, i), constants.values));
   else
     mpg_store_any(out_dtype, out, i,
                   row_of_double(row, mpg_load_any<double>(dtype, in, i), constants.values));
