@@ -270,15 +270,25 @@ static inline PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype,
 /* Converts `value` with NumPy, broadcasts it and writes it into the array's tensor. Blocks until
  * the write is done. */
 int mpg_py_write_object(mpg_array *array, PyObject *value);
+/* The dtype of a NumPy array of integers that becomes an operand. Next to floats, it keeps its
+ * dtype, because it may hold indices, or takes the dtype of the floats. Next to integers of mx.np,
+ * it takes their dtype if this holds the values, unless the op promotes its operands. */
+typedef enum mpg_py_operand_rule {
+  MPG_PY_KEEPS,
+  MPG_PY_ALIKE,
+  MPG_PY_PROMOTES, /* as MPG_PY_ALIKE, for ops that promote */
+} mpg_py_operand_rule;
 /* Returns an NDArray for an operand of an op: `object` itself, or a scalar or NumPy array converted
  * to an array of the kind and on the device of `like` (may be NULL). A converted array gets the
- * dtype of `like` if both are floating or both are integer. An integer operand keeps its dtype if
- * `like` is floating, because it may hold indices, unless `alike` is set. Returns a new reference.
+ * dtype of `like` if both are floating, or, for arrays of mx.nd, integer. Returns a new reference.
  */
-PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
+PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, mpg_py_operand_rule rule,
+                         const char *what);
 bool mpg_py_is_numpy(PyObject *object);  /* true for a numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* true for a Python or NumPy number, including bool */
 int mpg_py_scalar(PyObject *object, double *value);
+/* True for an integer that `value`, the double nearest to it, does not equal. */
+bool mpg_py_is_rounded(PyObject *object, double value);
 /* If the object is not a dtype, sets an exception and returns MPG_DTYPE_NONE. */
 mpg_dtype mpg_py_dtype(PyObject *object);
 int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags);

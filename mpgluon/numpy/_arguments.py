@@ -30,6 +30,10 @@ _transpose = op("_npi_transpose")
 _where = op("_npi_where")
 
 
+# dtypes of NumPy that arrays don't have -> the dtype to which they are converted.
+WIDER = {np.dtype("int16"): "int32", np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
+
+
 # --- Axes and shapes ------------------------------------------------------------------------------
 def axis_of(axis: Any, ndim: int, name: str = "axis") -> int:
     """Returns an axis >= 0. Raises ValueError if an array with `ndim` dimensions lacks the axis."""
@@ -180,11 +184,27 @@ def constant(values: Any, context: Any, dtype: Any) -> ndarray:
     return _core.array(np.asarray(values), context, dtype).as_np_ndarray()
 
 
-def operand(values: np.ndarray[Any, Any], like: ndarray) -> ndarray:
+def operand(values: np.ndarray[Any, Any], like: ndarray, promotes: bool = False) -> ndarray:
     """Converts a NumPy array to the device of an array. As Python's numbers do, floats take the
-    dtype of an array of floats, so that NumPy's default float64 doesn't promote it."""
-    dtype = like.dtype if values.dtype.kind == "f" and is_float(like) else values.dtype
+    dtype of an array of floats, so that NumPy's default float64 doesn't promote it. Integers take
+    the dtype of an array of integers that holds them, unless the function promotes its operands."""
+    kind = values.dtype.kind
+    if kind == "f" and is_float(like):
+        return constant(values, like.context, like.dtype)
+    if kind in "iu" and not is_float(like) and not promotes and _holds(like.dtype, values):
+        return constant(values, like.context, like.dtype)
+    dtype = WIDER.get(values.dtype, values.dtype)
+    if dtype == "uint64" and _holds("int64", values):
+        dtype = "int64"
     return constant(values, like.context, dtype)
+
+
+def _holds(dtype, values):
+    """True if a dtype of integers or bools holds the integers of a NumPy array."""
+    low, high = (
+        (0, 1) if np.dtype(dtype).kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    )
+    return not values.size or (low <= values.min() and values.max() <= high)
 
 
 def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from typing import TYPE_CHECKING
 
 import numpy as onp
@@ -250,6 +251,9 @@ def full(
         return result if out is None else _copy(result, out=out)
     if dtype is None:
         dtype = bool_ if isinstance(fill_value, (builtins.bool, bool_)) else float32
+    whole = "int" in _core.dtype_name(dtype if out is None else out.dtype)
+    if whole and isinstance(fill_value, float) and not math.isfinite(fill_value):
+        raise ValueError(f"full: integers cannot be {fill_value}")
     if out is not None:
         return _full(shape, fill_value, out.dtype, out.ctx, out=out)
     return _full(shape, fill_value, dtype, ctx)

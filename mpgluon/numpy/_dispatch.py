@@ -62,6 +62,7 @@ _CONTAINERS = {
     "slogdet": (np.eye(1),),
     "svd": (np.eye(1),),
 }
+_PROMOTING = {"floor_divide", "matmul"}  # functions without an op that promote their operands
 _WRITERS = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
 
 
@@ -100,11 +101,17 @@ def _by_ops(module, name, args, kwargs):
     if isinstance(bound.arguments.get("out"), np.ndarray):
         return NotImplemented
     first = next(_fallback.arrays_in((*args, kwargs)))
+    of_op = isinstance(function, _core.NumPyFunction)
+
+    def convert(values):
+        """Converts a NumPy array, unless an op converts it as it does for operators."""
+        if of_op and values.dtype.kind in "biu":
+            return values
+        return operand(values, first, name in _PROMOTING)
+
     for key, value in bound.arguments.items():
         if key not in _ON_HOST:
-            bound.arguments[key] = _fallback.converted(
-                value, np.ndarray, lambda values: operand(values, first)
-            )
+            bound.arguments[key] = _fallback.converted(value, np.ndarray, convert)
     try:
         return function(*bound.args, **bound.kwargs)
     except NotImplementedError:  # an option without an op, such as where=

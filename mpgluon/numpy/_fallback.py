@@ -16,6 +16,7 @@ import numpy as np
 from .. import _core
 from .._core import NDArray, ndarray
 from ..context import current_context
+from ._arguments import WIDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,9 +139,6 @@ _OF_SHAPES = set(
 # Functions that use the addresses of arrays.
 _OF_VIEWS = {"may_share_memory", "shares_memory"}
 
-# dtypes of NumPy's results that arrays don't have -> the dtype to which they are converted.
-_WIDER = {np.dtype("int16"): "int32", np.dtype("uint16"): "int32", np.dtype("uint32"): "int64"}
-
 
 def arrays_in(values):
     """Yields the arrays in arguments, which may be nested lists, tuples and dicts."""
@@ -170,7 +168,7 @@ def converted(value, kind, function):
 def array_of(values: np.ndarray, ctx: _core.Context) -> Any:
     """Converts NumPy's result to an array of mx.np. Arrays of dtypes that mx.np doesn't have, such
     as complex128, are returned as they are."""
-    dtype = _WIDER.get(values.dtype, values.dtype)
+    dtype = WIDER.get(values.dtype, values.dtype)
     try:
         return _core.array(values, ctx, dtype).as_np_ndarray()
     except TypeError:

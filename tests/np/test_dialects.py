@@ -1,5 +1,7 @@
 """NumPy's dialect of ops: results without dimensions, bools, promotion, and the kinds of arrays."""
 
+import operator
+
 import numpy as np
 import pytest
 
@@ -178,6 +180,117 @@ def test_compiled_calls_of_both_kinds_differ():
             total, same = op(given)
             assert type(total) is type(same) is type(given)
             assert total.shape == (() if given is x else (1,))
+
+
+ARITHMETIC = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "@": operator.matmul,
+    "numpy.add": np.add,
+    "numpy.multiply": np.multiply,
+    "numpy.matmul": np.matmul,
+    "mx.np.add": lambda a, b: mx.np.add(a, b),
+}
+NUMPYS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+INTEGERS = ["bool", "uint8", "int8", "int32", "int64"]
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("ours", INTEGERS)
+@pytest.mark.parametrize("theirs", NUMPYS)
+def test_numpy_integers_promote_as_arrays_do(name, ours, theirs):
+    """The result is as if the NumPy array were converted first."""
+    if "bool" in (ours, theirs) and name in ("-", "%", "//", "**", "@", "numpy.matmul", "/"):
+        return
+    wider = {"int16": "int32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+    function = ARITHMETIC[name]
+    x = np.array([1, 2, 7], "int64").astype(ours)
+    most = 1 if theirs == "bool" else min(np.iinfo(theirs).max, 2**40)
+    y = np.array([3, 1, most], "int64").astype(theirs)
+    if name == "**":
+        y //= most if most > 3 else 1
+    converted = array(y, wider.get(theirs, theirs))
+    for given in ((array(x, ours), y), (y, array(x, ours))):
+        if name.startswith("mx.") and given[0] is y:
+            continue
+        wanted = function(*(converted if v is y else v for v in given))
+        result = function(*given)
+        assert type(result) is mx.np.ndarray and result.dtype == wanted.dtype
+        assert np.array_equal(result.asnumpy(), wanted.asnumpy())
+
+
+SAME_DTYPE = {
+    "==": operator.eq,
+    "<": operator.lt,
+    "&": operator.and_,
+    "maximum": lambda a, b: mx.np.maximum(a, b),
+    "numpy.minimum": lambda a, b: np.minimum(a, b),
+    "numpy.greater": lambda a, b: np.greater(a, b),
+    "concatenate": lambda a, b: mx.np.concatenate([a, b]),
+    "numpy.concatenate": lambda a, b: np.concatenate([a, b]),
+    "+=": lambda a, b: operator.iadd(a.copy(), b),
+}
+
+
+@pytest.mark.parametrize("name", SAME_DTYPE)
+@pytest.mark.parametrize("ours", ["uint8", "int8", "int32"])
+@pytest.mark.parametrize("theirs", ["int16", "uint16", "int64", "uint64"])
+def test_numpy_integers_that_do_not_fit_raise(name, ours, theirs):
+    """Functions that require equal dtypes convert NumPy's integers only without wrapping them."""
+    x, fits = np.array([1, 2, 7], ours), np.array([7, 2, 100], theirs)
+    result = SAME_DTYPE[name](array(x, ours), fits)
+    wanted = SAME_DTYPE[name](array(x, ours), array(fits, ours))
+    assert result.dtype == wanted.dtype and np.array_equal(result.asnumpy(), wanted.asnumpy())
+    most = np.iinfo(theirs).max
+    if most <= np.iinfo(ours).max:
+        return
+    with pytest.raises((mx.MXNetError, OverflowError)):
+        SAME_DTYPE[name](array(x, ours), np.array([0, 0, most], theirs))
+
+
+LARGE = 2**53 + 1
+ROUNDED = {
+    "arange": lambda x: mx.np.arange(LARGE, LARGE + 4, dtype="int64"),
+    "arange-even": lambda x: mx.np.arange(LARGE - 1, LARGE + 1, dtype="int64"),
+    "full": lambda x: mx.np.full((1,), LARGE, dtype="int64"),
+    "full-numpy": lambda x: mx.np.full((1,), np.int64(LARGE), dtype="int64"),
+    "full-out": lambda x: mx.np.full((2,), LARGE, out=x),
+    "full_like": lambda x: mx.np.full_like(x, LARGE),
+    "pad": lambda x: mx.np.pad(x, 1, constant_values=LARGE),
+    "insert": lambda x: mx.np.insert(x, 0, LARGE),
+    "clip": lambda x: mx.np.clip(x, 0, LARGE),
+    "method clip": lambda x: x.clip(-LARGE, 0),
+    "where": lambda x: mx.np.where(x > 0, x, LARGE),
+    "maximum": lambda x: mx.np.maximum(x, LARGE),
+    "add": lambda x: x + LARGE,
+    "add-numpy": lambda x: x + np.int64(LARGE),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_integers_that_a_double_rounds_raise(name):
+    x = array([1, 2], "int64")
+    with pytest.raises((OverflowError, mx.MXNetError), match="exactly|from -2.53 to 2.53"):
+        ROUNDED[name](x)
+    assert x.tolist() == [1, 2]
+
+
+def test_large_integers_that_doubles_hold_are_exact():
+    x = array([LARGE, -LARGE, 5], "int64")
+    assert mx.np.clip(x, -(2**60), 2**60).tolist() == x.tolist()
+    assert mx.np.clip(x, -np.inf, np.inf).tolist() == x.tolist()
+    assert mx.np.clip(x, 6, 2**54).tolist() == [LARGE, 6, 6]
+    assert mx.np.full((1,), 2**62, dtype="int64").item() == 2**62
+    assert mx.np.full((1,), LARGE).item() == 2**53
+    assert mx.np.arange(2**53 - 2, 2**53, dtype="int64").tolist() == [2**53 - 2, 2**53 - 1]
+    for value in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="integers cannot be"):
+            mx.np.full((1,), value, dtype="int32")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float16", "float32"])

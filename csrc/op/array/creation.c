@@ -55,6 +55,9 @@ mpg_status mpg_infer_arange(mpg_infer *infer) {
   if (params->step == 0 || isnan(params->step))
     return mpg_infer_fail(infer, "step must not be %g", params->step);
   if (isnan(start) || isnan(stop)) return mpg_infer_fail(infer, "start and stop must be numbers");
+  if (mpg_dtype_is_integer((mpg_dtype)params->dtype) &&
+      (fabs(start) > 0x1p53 || fabs(stop) > 0x1p53))
+    return mpg_infer_fail(infer, "integers must be from -2^53 to 2^53");
   return set_range(infer, ceil((stop - start) / params->step), params->repeat,
                    (mpg_dtype)params->dtype);
 }

@@ -89,6 +89,19 @@ int mpg_py_scalar(PyObject *object, double *value) {
   return *value == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
+bool mpg_py_is_rounded(PyObject *object, double value) {
+  if (value > -0x1p53 && value < 0x1p53) return false;
+  if (!PyLong_Check(object) && !PyArray_IsScalar(object, Integer) &&
+      !(PyArray_Check(object) && PyArray_ISINTEGER((PyArrayObject *)object)))
+    return false;
+  int overflow = 0;
+  PyObject *number = PyNumber_Index(object);
+  long long integer = number ? PyLong_AsLongLongAndOverflow(number, &overflow) : 0;
+  Py_XDECREF(number);
+  PyErr_Clear();
+  return number == NULL || overflow || value >= 0x1p63 || (long long)value != integer;
+}
+
 /* --- dtypes ----------------------------------------------------------------------------------- */
 mpg_dtype mpg_py_dtype(PyObject *object) {
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
@@ -343,7 +356,56 @@ static bool is_plain(PyArrayObject *array, const char *what) {
   return false;
 }
 
-PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what) {
+/* Returns the narrowest dtype of arrays for a NumPy integer type. */
+static mpg_dtype integer_dtype(int type) {
+  mpg_dtype dtype = mpg_py_from_numpy_type(type);
+  if (dtype != MPG_DTYPE_NONE) return dtype;
+  return type == NPY_SHORT || type == NPY_USHORT ? MPG_INT32 : MPG_INT64;
+}
+
+/* Returns the least or greatest element of an array of integers. Sets *overflow if a long long
+ * cannot hold it. Returns -1 with an exception set on failure. */
+static long long extreme(PyArrayObject *array,
+                         PyObject *(*find)(PyArrayObject *, int, PyArrayObject *), int *overflow) {
+  PyObject *found = find(array, NPY_RAVEL_AXIS, NULL);
+  PyObject *number = found ? PyNumber_Index(found) : NULL;
+  long long value = number ? PyLong_AsLongLongAndOverflow(number, overflow) : -1;
+  Py_XDECREF(found);
+  Py_XDECREF(number);
+  return value;
+}
+
+/* Finds the dtype of mx.np for a NumPy array of integers next to an array of integers or bools:
+ * `wanted` if it holds all values and the op does not promote, else the dtype of the NumPy array.
+ * Returns MPG_DTYPE_NONE with an exception set if no dtype holds the values. */
+static mpg_dtype dtype_of_integers(PyArrayObject *array, mpg_dtype wanted, bool promotes,
+                                   const char *what) {
+  mpg_dtype own = integer_dtype(PyArray_TYPE(array));
+  bool wide = mpg_py_from_numpy_type(PyArray_TYPE(array)) == MPG_DTYPE_NONE &&
+              PyArray_ISUNSIGNED(array) && PyArray_ITEMSIZE(array) == sizeof(uint64_t);
+  if ((promotes && !wide) || own == wanted) return own;
+  if (PyArray_SIZE(array) == 0) return promotes ? own : wanted;
+  int below = 0, above = 0;
+  long long low = extreme(array, PyArray_Min, &below);
+  if (low == -1 && PyErr_Occurred()) return MPG_DTYPE_NONE;
+  long long high = extreme(array, PyArray_Max, &above);
+  if (high == -1 && PyErr_Occurred()) return MPG_DTYPE_NONE;
+  if (below || above) {
+    PyErr_Format(PyExc_OverflowError, "%s: the NumPy array of uint64 has values beyond int64",
+                 what);
+    return MPG_DTYPE_NONE;
+  }
+  if (promotes) return own;
+  long long least = 0, most = 1; /* of bool */
+  if (wanted == MPG_UINT8) most = UINT8_MAX;
+  if (wanted == MPG_INT8) least = INT8_MIN, most = INT8_MAX;
+  if (wanted == MPG_INT32) least = INT32_MIN, most = INT32_MAX;
+  if (wanted == MPG_INT64) least = INT64_MIN, most = INT64_MAX;
+  return low >= least && high <= most ? wanted : own;
+}
+
+PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, mpg_py_operand_rule rule,
+                         const char *what) {
   if (mpg_py_is_array(object)) return Py_NewRef(object);
   mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
   mpg_dtype wanted = like ? like->tensor.desc.dtype : MPG_FLOAT32;
@@ -373,10 +435,16 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
   if (!is_plain((PyArrayObject *)object, what)) return NULL;
   mpg_dtype own = mpg_py_from_numpy_type(PyArray_TYPE((PyArrayObject *)object));
   if (own == MPG_DTYPE_NONE || own == MPG_FLOAT64) own = MPG_FLOAT32;
-  if (like &&
-      ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
-       (mpg_dtype_is_integer(own) && (alike || mpg_dtype_is_integer(wanted))) || own == MPG_BOOL))
+  bool integers = PyArray_ISINTEGER((PyArrayObject *)object);
+  if (numpy && integers && !mpg_dtype_is_float(wanted)) {
+    own = dtype_of_integers((PyArrayObject *)object, wanted, rule == MPG_PY_PROMOTES, what);
+    if (own == MPG_DTYPE_NONE) return NULL;
+  } else if (like && ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
+                      (mpg_dtype_is_integer(own) &&
+                       (rule != MPG_PY_KEEPS || mpg_dtype_is_integer(wanted))) ||
+                      own == MPG_BOOL)) {
     own = wanted;
+  }
   return mpg_py_array_from(object, own, device, numpy);
 }
 

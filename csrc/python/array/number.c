@@ -4,6 +4,7 @@
  * This is the hot path of eager programs, so it creates no tuples or dictionaries and keeps
  * parameters on the stack.
  */
+#include "op/precision/promotion.h"
 #include "python/core.h"
 
 static const struct {
@@ -112,13 +113,9 @@ static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scala
  * integer dtype. Scalar ops take the number as a double, so the result would be wrong. Comparisons
  * accept any number. */
 static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, double scalar) {
-  int overflow;
-  if (!PyLong_Check(number) || (kind >= MPG_PY_EQ && kind <= MPG_PY_LE) ||
+  if ((kind >= MPG_PY_EQ && kind <= MPG_PY_LE) || !mpg_py_is_rounded(number, scalar) ||
       !mpg_dtype_is_integer(mpg_py_array_of(self)->tensor.desc.dtype))
     return 0;
-  long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
-  if (value == -1 && PyErr_Occurred()) return -1;
-  if (!overflow && scalar < 0x1p63 && (long long)scalar == value) return 0;
   PyErr_Format(PyExc_OverflowError,
                "%s: %S cannot be combined exactly with an array of dtype %s, because numbers are "
                "doubles in ops; use an array, nd.array([%S], dtype='int64')",
@@ -144,7 +141,9 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   }
   if (!mpg_py_is_numpy(other)) Py_RETURN_NOTIMPLEMENTED;
   if (operator->array == NULL) return missing(names[kind].array);
-  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(self), true, names[kind].array);
+  bool promotes = out == NULL && mpg_op_promotes(mpg_op_in(operator->array, true));
+  PyObject *converted = mpg_py_operand(
+      other, mpg_py_array_of(self), promotes ? MPG_PY_PROMOTES : MPG_PY_ALIKE, names[kind].array);
   if (converted == NULL) return NULL;
   mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(converted);
   mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};

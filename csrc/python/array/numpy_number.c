@@ -58,7 +58,7 @@ static PyObject *bits(const bit_ops *ops, PyObject *a, PyObject *b, bool in_plac
       !PyBool_Check(other))
     Py_SETREF(array, mpg_py_cast(array, MPG_INT64));
   if (array == NULL) return NULL;
-  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(array), true, ops->operator);
+  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(array), MPG_PY_ALIKE, ops->operator);
   PyObject *result = NULL;
   if (converted != NULL) {
     mpg_array *inputs[2] = {mpg_py_array_of(array), mpg_py_array_of(converted)};
@@ -91,8 +91,8 @@ static PyObject *numpy_invert(PyObject *self) {
 static PyObject *numpy_matmul(PyObject *a, PyObject *b) {
   if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
   const mpg_array *like = mpg_py_array_of(mpg_py_is_array(a) ? a : b);
-  PyObject *left = mpg_py_operand(a, like, true, "@"), *right = NULL, *result = NULL;
-  if (left != NULL) right = mpg_py_operand(b, like, true, "@");
+  PyObject *left = mpg_py_operand(a, like, MPG_PY_PROMOTES, "@"), *right = NULL, *result = NULL;
+  if (left != NULL) right = mpg_py_operand(b, like, MPG_PY_PROMOTES, "@");
   if (right != NULL) result = call_function("matmul", left, right);
   Py_XDECREF(left);
   Py_XDECREF(right);

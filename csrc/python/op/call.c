@@ -71,7 +71,16 @@ int mpg_py_op_call_param(mpg_py_op_call *c, int index, PyObject *value) {
     return -1;
   }
   c->given |= (uint64_t)1 << index;
-  return mpg_py_param_set(c->self->op->params, c->self->op->name, c->params, index, value);
+  const mpg_param_table *table = c->self->op->params;
+  if (mpg_py_param_set(table, c->self->op->name, c->params, index, value) < 0) return -1;
+  const mpg_param *param = &table->params[index];
+  double number = 0;
+  if (param->kind == MPG_PARAM_FLOAT)
+    memcpy(&number, c->params + param->offset, sizeof number);
+  else if (param->kind == MPG_PARAM_OPT_FLOAT)
+    number = ((const mpg_opt_float *)(c->params + param->offset))->value;
+  if (mpg_py_is_rounded(value, number)) c->rounded = value;
+  return 0;
 }
 
 int mpg_py_op_unknown_keyword(const char *function, PyObject *names, const char *more,
@@ -230,7 +239,7 @@ static int convert_arrays(mpg_py_op_call *c) {
     if (mpg_py_is_array(c->arrays[i])) continue;
     char name[64], what[160];
     snprintf(what, sizeof what, "%s: %s", op->name, mpg_op_input_name(op, i, name, sizeof name));
-    PyObject *converted = mpg_py_operand(c->arrays[i], like, false, what);
+    PyObject *converted = mpg_py_operand(c->arrays[i], like, MPG_PY_KEEPS, what);
     if (converted == NULL) return -1;
     Py_SETREF(c->arrays[i], converted);
   }
@@ -261,6 +270,23 @@ static int check_required(const mpg_py_op_call *c) {
                    c->self->op->name, table->params[i].name);
       break;
     }
+  return -1;
+}
+
+/* Raises OverflowError for an integer that a parameter rounds, if the result has integers. */
+static int check_rounded(const mpg_py_op_call *c) {
+  const mpg_param_table *table = c->self->op->params;
+  int index = mpg_params_find(table, "dtype");
+  mpg_dtype dtype = MPG_DTYPE_NONE;
+  if (index >= 0 && table->params[index].kind == MPG_PARAM_DTYPE)
+    dtype = (mpg_dtype) * (const int32_t *)(c->params + table->params[index].offset);
+  if (dtype == MPG_DTYPE_NONE && c->num_arrays > 0)
+    dtype = mpg_py_array_of(c->arrays[0])->tensor.desc.dtype;
+  if (!mpg_dtype_is_integer(dtype)) return 0;
+  PyErr_Format(PyExc_OverflowError,
+               "%s: %S cannot be represented exactly for dtype %s, because ops hold numbers as "
+               "doubles; use an array with dtype='int64'",
+               c->self->op->name, c->rounded, mpg_dtype_name(dtype));
   return -1;
 }
 
@@ -332,6 +358,7 @@ void mpg_py_op_call_begin(mpg_py_op_call *c, const mpg_py_op *self) {
   c->num_arrays = 0;
   c->capacity = MPG_PY_SMALL;
   c->out = NULL;
+  c->rounded = NULL;
   c->given = 0;
   c->named = 0;
   c->values = table->size > 0 ? c->params : NULL;
@@ -340,7 +367,8 @@ void mpg_py_op_call_begin(mpg_py_op_call *c, const mpg_py_op *self) {
 }
 
 PyObject *mpg_py_op_call_run(mpg_py_op_call *c) {
-  return convert_arrays(c) < 0 || check_required(c) < 0 || set_count(c) < 0 ? NULL : run(c);
+  if (convert_arrays(c) < 0 || check_required(c) < 0 || set_count(c) < 0) return NULL;
+  return c->rounded != NULL && check_rounded(c) < 0 ? NULL : run(c);
 }
 
 void mpg_py_op_call_end(mpg_py_op_call *c) {

@@ -32,6 +32,7 @@ typedef struct mpg_py_op_call {
   int capacity;
   PyObject *small[MPG_PY_SMALL];
   PyObject *out;      /* borrowed */
+  PyObject *rounded;  /* an integer that a parameter holds as another double, or NULL; borrowed */
   uint64_t given;     /* bit i is set if parameter i was given */
   uint32_t named;     /* bit i is set if input i was given by name */
   const void *values; /* points to `params`; NULL for ops without parameters */

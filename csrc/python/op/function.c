@@ -382,7 +382,7 @@ static int convert_input(const function_object *self, mpg_py_op_call *c, int ind
     made = number ? mpg_py_array_from(number, dtype, device, true) : NULL;
     Py_XDECREF(number);
   } else {
-    made = mpg_py_operand(object, like, false, name_of(self));
+    made = mpg_py_operand(object, like, MPG_PY_KEEPS, name_of(self));
   }
   PyObject *array = made ? mpg_py_as_kind(made, true) : NULL;
   Py_XDECREF(made);
