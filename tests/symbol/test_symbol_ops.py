@@ -112,6 +112,18 @@ def test_histogram_symbol_counts_values():
         mx.sym.histogram(x, bins=2, range=(1, 1)).infer_shape(x=(3,))
 
 
+def test_histogram_counts_the_extremes_of_its_range():
+    x = mx.sym.var("x")
+    for bins in range(1, 30):
+        values = np.random.default_rng(bins).normal(size=6).round(3)
+        limits = values.min(), values.max()
+        counts, edges = mx.sym.histogram(x, bins=bins, range=limits).eval(
+            x=mx.nd.array(values, dtype="float64")
+        )
+        assert counts.asnumpy().sum() == 6
+        np.testing.assert_allclose(edges.asnumpy(), np.linspace(*limits, bins + 1), atol=1e-15)
+
+
 @pytest.mark.parametrize("name", ["adamw", "mp_adamw", "lamb", "mp_lamb"])
 def test_multi_weight_update_symbols_equal_arrays(name):
     """Compares with the same update of arrays."""

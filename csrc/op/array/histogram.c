@@ -10,13 +10,20 @@ int mpg_arity_histogram(const mpg_op *op, const void *params, int given) {
   return ((const mpg_histogram_params *)params)->bin_cnt.present ? 1 : 2;
 }
 
-/* Emits the edges of `bins` equal-width bins from range[0] to range[1]. */
+/* Emits the edges of `bins` equal-width bins from range[0] to range[1]. The outermost edges are
+ * exact, because a rounded one could exclude the least or greatest element. */
 static mpg_value equal_edges(mpg_gradient *g, mpg_value data, int64_t bins, const double *range) {
   mpg_shape shape = {.ndim = 1, .dims = {bins + 1}};
   mpg_value high = mpg_emit_count(g, data, bins + 1, MPG_FLOAT64, &shape),
             low = mpg_minus_from(g, (double)bins, high);
   mpg_value sum = mpg_add(g, mpg_times(g, high, range[1]), mpg_times(g, low, range[0]));
-  return mpg_emit_scalar(g, MPG_OP__div_scalar, sum, (double)bins);
+  mpg_value edges = mpg_emit_scalar(g, MPG_OP__div_scalar, sum, (double)bins);
+  for (int end = 0; end < 2; end++) {
+    mpg_value is_end = mpg_emit_scalar(g, MPG_OP__equal_scalar, high, end ? (double)bins : 0);
+    edges =
+        mpg_emit_where(g, is_end, mpg_emit_full(g, high, &shape, MPG_FLOAT64, range[end]), edges);
+  }
+  return edges;
 }
 
 /* Finds the bin of each element by binary search over the edges, then counts the elements in each
