@@ -265,8 +265,12 @@ class Composition(PythonCall):
 
 
 def is_composition(op: str, attrs: dict[str, str]) -> bool:
-    """True if a node of a file with these attributes is a `Composition`."""
-    return _FUNCTION in attrs or op in _OPS_BY_DIMENSIONS
+    """True if a node of a file with these attributes is a `Composition`. Attributes that only the
+    op here has, such as transpose_b of dot, select the op."""
+    if _FUNCTION in attrs or op not in _OPS_BY_DIMENSIONS:
+        return _FUNCTION in attrs
+    params = {param["name"] for param in _core.get_op(op).describe()["params"]}
+    return not params & attrs.keys()
 
 
 def from_file(op: str, name: str, attrs: dict[str, str], inputs: list[Any]) -> Node | None:

@@ -87,6 +87,14 @@ def test_files_of_mxnet_load(op):
     np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
+def test_transposed_dots_load():
+    """mpgluon once wrote attributes that MXNet's op lacks."""
+    symbol = mx.sym.load_json(file_of("_np_dot", 2, transpose_b="True"))
+    square = np.arange(9, dtype="float32").reshape(3, 3)
+    args = {"x0": nd.array(square), "x1": nd.array(square)}
+    assert np.array_equal(symbol.bind(mx.cpu(), args).forward()[0].asnumpy(), square @ square.T)
+
+
 def test_internal_ops_cannot_be_in_files():
     for op in ("_npi__backward_relu", "_backward_relu"):
         with pytest.raises(mx.MXNetError, match="internal op"):
