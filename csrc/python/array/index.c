@@ -115,17 +115,25 @@ static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather 
   return true;
 }
 
-/* Returns the axis of the only index in a key of the form (:, ..., index), or -1. */
+/* True for a list or array of indices. A mask is converted to indices only if it is in a list or in
+ * an array of NumPy. */
+static bool has_many(PyObject *entry) {
+  if (PyList_Check(entry) || PyArray_Check(entry)) return true;
+  return mpg_py_is_array(entry) && mpg_py_array_of(entry)->tensor.desc.dtype != MPG_BOOL;
+}
+
+/* Returns the axis of the only index in a key of the form (:, ..., index, :, ...), or -1. */
 static int axis_of_only_index(PyObject *key) {
   if (!PyTuple_Check(key) || PyTuple_GET_SIZE(key) < 2) return -1;
   Py_ssize_t last = PyTuple_GET_SIZE(key) - 1;
+  while (last > 0 && PySlice_Check(PyTuple_GET_ITEM(key, last)) &&
+         mpg_key_is_everything(PyTuple_GET_ITEM(key, last)))
+    last--;
   for (Py_ssize_t i = 0; i < last; i++)
     if (!PySlice_Check(PyTuple_GET_ITEM(key, i)) ||
         !mpg_key_is_everything(PyTuple_GET_ITEM(key, i)))
       return -1;
-  PyObject *index = PyTuple_GET_ITEM(key, last);
-  bool many = PyList_Check(index) || PyArray_Check(index);
-  return many && last < MPG_MAX_NDIM ? (int)last : -1;
+  return has_many(PyTuple_GET_ITEM(key, last)) && last < MPG_MAX_NDIM ? (int)last : -1;
 }
 
 /* Indexes one axis with an op that ignores the sizes of the other axes, so that a traced op fits
@@ -136,7 +144,7 @@ static PyObject *take_along(mpg_array *array, PyObject *key, int axis) {
   if (entry == NULL) return NULL;
   const mpg_shape *shape = &array->tensor.desc.shape; /* read after user code has run */
   PyArrayObject *index = (PyArrayObject *)entry;
-  if (axis < shape->ndim && PyArray_ISINTEGER(index) && PyArray_NDIM(index) > 0 &&
+  if (PyTuple_GET_SIZE(key) <= shape->ndim && PyArray_ISINTEGER(index) && PyArray_NDIM(index) > 0 &&
       PyArray_SIZE(index) > 0 && mpg_shape_size(shape) > 0 &&
       PyArray_NDIM(index) + shape->ndim - 1 <= MPG_MAX_NDIM) {
     gather g = {.rows = {.ndim = 1, .dims = {shape->dims[axis]}}};
