@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 op = _core.get_op
 _arange = op("_npi__arange")
 _broadcast = op("_npi__broadcast_exact")
+_broadcast_like = op("_npi_broadcast_like")
 _concat = op("_npi_Concat")
 _full = op("_npi__full")
 _reshape = op("_npi__reshape_exact")
@@ -115,6 +116,26 @@ def broadcast(x: ndarray, shape: Sequence[int]) -> ndarray:
     if x.shape == shape:
         return x
     return _broadcast(shaped(x, (1,) * (len(shape) - x.ndim) + x.shape), shape=shape)
+
+
+def aligned(arrays: Sequence[ndarray], shape: tuple[int, ...]) -> list[ndarray]:
+    """Broadcasts arrays to their common shape.
+
+    In a trace, the sizes come from a traced array, so that arrays which do not depend on the
+    block's inputs are not captured with the sizes of the traced call."""
+    traced = [x for x in arrays if x._in_trace]
+    if not traced or all(x.shape == shape for x in arrays):
+        return [broadcast(x, shape) for x in arrays]
+    like = next((x for x in traced if x.shape == shape), traced[0])
+    like, whole = broadcast(like, shape), like
+    return [
+        like
+        if x is whole
+        else x
+        if x.shape == shape
+        else _broadcast_like(shaped(x, (1,) * (len(shape) - x.ndim) + x.shape), like)
+        for x in arrays
+    ]
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -222,10 +243,11 @@ def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarra
     )
     parts = [value for value in (condition, x, y) if isinstance(value, ndarray)]
     shape = common_shape(*(value.shape for value in parts))
+    condition, *arrays = aligned(parts, shape)
     left, right = (
-        broadcast(v, shape) if isinstance(v, ndarray) else filled(shape, v, like) for v in (x, y)
+        arrays.pop(0) if isinstance(v, ndarray) else filled(shape, v, like) for v in (x, y)
     )
-    return _where(broadcast(condition, shape), left, right)
+    return _where(condition, left, right)
 
 
 def of_values(name: str, inputs: Sequence[ndarray], **params: Any) -> list[ndarray]:

@@ -47,6 +47,10 @@ FREE = {
         F.broadcast_axis(F.ones((1, 1, 2)) * 2, axis=0, size=len(h)), h, dim=1
     ),
     "token for each place": lambda F, h: F.broadcast_to(F.ones((1, 1, 2)) * 2, h.shape) * h,
+    "positions": lambda F, h: h * F.arange(h.shape[1]).reshape((1, -1, 1)),
+    "positions from 2": lambda F, h: (
+        h * F.arange(2, 2 + h.shape[1], dtype="int32").astype("float32").reshape((1, -1, 1))
+    ),
     "zeros": lambda F, h: F.concat(F.zeros((h.shape[0], 1, 2)), h, dim=1),
 }
 # Results that depend on sizes, and the axes on which they depend
@@ -55,7 +59,6 @@ FIXED = {
     "share of the batch": (lambda F, h: h / h.shape[0], [0]),
     "half": (lambda F, h: h[:, : h.shape[1] // 2], [1]),
     "half of the batch": (lambda F, h: h[: h.shape[0] // 2], [0]),
-    "positions": (lambda F, h: h * F.arange(h.shape[1]).reshape((1, -1, 1)), [1]),
     "rows": (lambda F, h: sum(h) / len(h), [0]),
     "unrolled": (lambda F, h: sum(h[:, i] * i for i in range(h.shape[1])), [1]),
     "made on the host": (lambda F, h: h * nd.array(np.arange(h.shape[1])).reshape((1, -1, 1)), [1]),

@@ -34,7 +34,7 @@ class TracedOps(NamedTuple):
     """The ops of a traced block. Integer ids identify the values in all fields."""
 
     ops: list  # list of ops from `_core.Trace.ops`
-    shapes: list  # shape of each op's first input; None for an op without inputs
+    shapes: dict  # value -> shape, for all values
     inputs: list
     parameters: dict  # value -> Parameter
     constants: dict  # value -> array
@@ -141,9 +141,12 @@ class Signature:
             trace = discovery.trace
             output_ids = [trace.value(array) for array in outputs]
             ops = trace.ops()
+            values = {trace.value(array) for array in arrays}
+            for _, _, used, first, count in ops:
+                values.update(used, range(first, first + count))
             return TracedOps(
                 ops,
-                [trace.shape(used[0]) if used else None for _, _, used, _, _ in ops],
+                {value: trace.shape(value) for value in values},
                 [trace.value(array) for array in arrays],
                 {trace.value(array): param for (param, _), array in discovery.used.items()},
                 dict(trace.constants(0)),

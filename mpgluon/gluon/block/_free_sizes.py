@@ -34,14 +34,15 @@ class Trace(NamedTuple):
 def free_sizes(
     first: Trace,
     retrace: Callable[[Sequence[tuple[int, ...]]], TracedOps | None],
-    is_valid: Callable[[Sequence[Any], Sequence[Trace]], bool],
+    is_valid: Callable[[Sequence[Any], Sequence[Trace], Sequence[Trace]], bool],
 ) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
     """Returns the parameters of each op without the sizes of free axes, and the list of fixed axes
     as (input, axis).
 
     `retrace` traces the block for other input shapes, or returns None if the block rejects them.
     `is_valid` checks that a symbol whose ops have the given parameters produces the same output
-    shapes as the given traces. The list omits axes for which the block accepts only one size: its
+    shapes as the given traces; for the traces in its last argument, the symbol may also fail. The
+    list omits axes for which the block accepts only one size: its
     ops reject other sizes, so the symbol needs no check of its own.
     """
     traces, fixed = [first], []
@@ -55,7 +56,9 @@ def free_sizes(
         if not more:
             return False
         opened = _opened([*traces, *more])
-        if opened is None or (opened != params and not is_valid(opened, [*traces, *more])):
+        # A size of 1 can change the block's ops. The symbol must then fail, or have equal shapes.
+        single = list(_resized(first.shapes, axes, retrace, [1]))
+        if opened is None or not is_valid(opened, [*traces, *more], single):
             fixed.extend(axes)
         else:
             traces, params = [*traces, *more], opened
@@ -83,15 +86,15 @@ def _groups(shapes):
     return [*([batch] if batch else []), *[[axis] for axis in axes if axis not in batch]]
 
 
-def _resized(shapes, axes, retrace):
-    """Yields traces of the block with other sizes of the given axes."""
+def _resized(shapes, axes, retrace, sizes=()):
+    """Yields traces of the block with other sizes of the given axes: `sizes` or, by default, sizes
+    near the present one."""
     place, axis = axes[0]
     size = shapes[place][axis]
     # Try several sizes, because some blocks accept only even or only smaller sizes. Skip size 1,
     # because axes of size 1 broadcast, which can change the ops.
-    for other in (size + 1, size * 2 if size > 1 else 3, size - 1):
-        if other <= 1:
-            continue
+    near = [size + 1, size * 2 if size > 1 else 3, size - 1]
+    for other in sizes or [other for other in near if other > 1]:
         changed = [list(shape) for shape in shapes]
         for place, axis in axes:
             changed[place][axis] = other
@@ -101,6 +104,19 @@ def _resized(shapes, axes, retrace):
             yield Trace(changed, traced)
 
 
+class _Op(NamedTuple):
+    """An op in all traces. A size is the tuple of its values in all traces."""
+
+    name: str
+    numpy: bool
+    texts: list  # its parameters in each trace
+    shapes: list  # the shape of its first input in each trace; None for an op without inputs
+    old: list | None  # the sizes of its first input; None if its number of axes differs
+    new: list | None  # the sizes of its first output
+    sources: dict  # size -> list of (value, axis) that the op can take this size from
+    sizes_of: Callable[[int], list | None]  # returns the sizes of a value
+
+
 def _opened(traces):
     """Returns the parameters of each op without the sizes that differ between traces. Returns None
     if that is impossible for an op."""
@@ -108,16 +124,32 @@ def _opened(traces):
     first = all_traced[0]
     if any(not _same_graph(first, other) for other in all_traced[1:]):
         return None
-    found = []
-    for place, (name, params, *_) in enumerate(first.ops):
+    found, sources = [], {}
+
+    def sizes_of(value):
+        shapes = [traced.shapes[value] for traced in all_traced]
+        return list(zip(*shapes)) if len({len(shape) for shape in shapes}) == 1 else None
+
+    def add(value):
+        for axis, size in enumerate(sizes_of(value) or ()):
+            if _differ(size):
+                sources.setdefault(size, []).append((value, axis))
+
+    for value in first.inputs:
+        add(value)
+    for place, (name, params, used, output, count) in enumerate(first.ops):
         texts = [traced.ops[place][1] for traced in all_traced]
         if any(other != params for other in texts):
-            shapes = [traced.shapes[place] for traced in all_traced]
-            inputs = [trace.shapes for trace in traces]
-            params = _without_sizes(name, texts, shapes, inputs)
+            shapes = [traced.shapes[used[0]] if used else None for traced in all_traced]
+            old = sizes_of(used[0]) if used else None
+            numpy = getattr(name, "numpy", False)
+            op = _Op(name, numpy, texts, shapes, old, sizes_of(output), sources, sizes_of)
+            params = _without_sizes(op)
             if params is None:
                 return None
         found.append(params)
+        for index in range(count):
+            add(output + index)
     return found
 
 
@@ -143,111 +175,167 @@ def _equal(array, other):
     )
 
 
-def _without_sizes(name, texts, shapes, inputs):
+def _without_sizes(op):
     """Returns an op's parameters without the sizes that differ between traces, or None if that is
-    impossible. For each trace, `texts` has the op's parameters, `shapes` the shape of the op's
-    first input, and `inputs` the shapes of the block's inputs."""
+    impossible. The parameter `as` is the name of another op that replaces the op."""
+    texts = op.texts
     if any(other.keys() != texts[0].keys() for other in texts):
         return None
-    if name in _REPEATED:
-        return _repeated(_REPEATED[name], texts, shapes, inputs)
+    if op.name in _REWRITTEN:
+        keys, rewrite = _REWRITTEN[op.name]
+        blank = dict.fromkeys(keys.split(), "")
+        same = all([{**other, **blank} == {**texts[0], **blank} for other in texts])
+        return rewrite(op) if same else None
     found = dict(texts[0])
     for key in found:
         given = [other[key] for other in texts]
         if len(set(given)) == 1:
             continue
-        write = _WRITERS.get((name, key))
+        write = _WRITERS.get((op.name, key))
         values = [_numbers(text) for text in given]
         if write is None or len({len(value) for value in values}) > 1:
             return None
-        written = write(texts[0], list(zip(*values)), shapes)
+        written = write(texts[0], list(zip(*values)), op.shapes)
         if written is None:
             return None
-        parts = ", ".join(map(str, written))
-        found[key] = f"({parts},)" if given[0].startswith("(") else parts
+        found[key] = _tuple(written) if given[0].startswith("(") else ", ".join(map(str, written))
     return found
+
+
+def _tuple(values):
+    return f"({', '.join(map(str, values))},)" if values else "()"
 
 
 def _numbers(text):
     return [None if part == "None" else int(part) for part in re.findall(r"None|-?\d+", text)]
 
 
-# Ops that repeat axes of size 1 -> name of the parameter that holds the new sizes.
-_REPEATED = {"broadcast_to": "shape", "broadcast_axis": "size"}
-
-
-def _repeated(key, texts, shapes, inputs):
-    """Returns the parameters of a broadcasting op (see `_without_sizes`). If the new sizes are
-    sizes of an input of the block, the parameter `like` takes them from there. Its value is the
-    input's index and pairs (axis of the result, axis of the input)."""
-    if any({**other, key: ""} != {**texts[0], key: ""} for other in texts):
-        return None
-    sizes = list(zip(*[_numbers(other[key]) for other in texts]))
-    axes = _numbers(texts[0].get("axis", "")) or list(range(len(sizes)))
-    if any(len(shape) != len(shapes[0]) for shape in shapes) or len(axes) != len(sizes):
-        return None
-    codes, like = [], []
-    for axis, size in zip(axes, sizes):
-        own = tuple([shape[axis] for shape in shapes])
-        codes.append(own[0] if _differ(size) and not _differ(own) else size[0])
-        if _differ(size) and _differ(own):
-            codes[-1] = 0
-        elif _differ(size):
-            like.append((axis, _places(size, inputs)))
-    found = {**texts[0], key: f"({', '.join(map(str, codes))},)"}
-    if not like:
-        return found
-    for place in range(len(inputs[0])):
-        pairs = [(axis, at) for axis, places in like for where, at in places if where == place]
-        if len({axis for axis, _ in pairs}) == len(like):
-            return {**found, "like": (place, list(dict(reversed(pairs)).items()))}
-    return None
-
-
-def _places(size, inputs):
-    """Returns (input, axis) for each axis of the block's inputs whose size in the i-th trace is
-    ``size[i]``."""
-    return [
-        (place, axis)
-        for place, shape in enumerate(inputs[0])
-        for axis in range(len(shape))
-        if tuple([shapes[place][axis] for shapes in inputs]) == size
-    ]
-
-
-# --- Functions that generalize a parameter of an op, such as the shape of a reshape ---------------
+# --- Functions that rewrite an op -----------------------------------------------------------------
 #
-# A function returns a value of the parameter that is valid for all sizes, or None if there is none.
-# Its arguments are the op's parameters, a tuple for each number in the parameter with the number's
-# values in all traces, and the shapes of the op's first input in all traces.
+# A function returns the parameters (see `_without_sizes`), or None if it finds none.
 
 
-def _reshape(params, sizes, shapes):
-    if params.get("reverse", "False") not in ("False", "0"):
-        return _one_open(sizes)
-    old = list(zip(*shapes))
-    if len({len(shape) for shape in shapes}) > 1:
-        return _one_open(sizes)
-    # Code 0 copies the size of the input's axis with the same index. If special codes (< -1) merge
-    # or split axes, the indices of the axes no longer correspond, so 0 is not used.
-    plain = all(size >= -1 for group in sizes for size in group)
-    codes = [
-        0 if plain and _differ(size) and place < len(old) and old[place] == size else size
-        for place, size in enumerate(sizes)
-    ]
-    if not plain:
-        return _one_open(codes)
-    new = [_resolved(codes, shape) for codes, shape in zip(zip(*sizes), shapes)]
-    return _one_open(codes) or _matched(old, list(zip(*new)))
+def _repeated(op):
+    """Rewrites an op that repeats axes of size 1. If a size is not the input's own, the parameter
+    `like` has the values to take it from: pairs of a value and (axis of the result, axis of the
+    value) pairs."""
+    if op.old is None or op.new is None:
+        return None
+    added = len(op.new) - len(op.old)
+    codes, wanted = [], []
+    for axis, size in enumerate(op.new):
+        own = op.old[axis - added] if axis >= added else (1,) * len(size)
+        if _differ(size) and _differ(own):
+            codes.append(-2 if op.numpy else 0)
+        else:
+            codes.append(own[0] if _differ(size) else size[0])
+        if _differ(size) and not _differ(own):
+            wanted.append((axis, size))
+    return _like({"as": "broadcast_to", "shape": _tuple(codes)}, wanted, op.sources)
 
 
-def _resolved(codes, shape):
-    """Replaces the codes 0 (copied) and -1 (inferred) of a reshape by the actual sizes."""
-    sizes = [shape[place] if code == 0 else code for place, code in enumerate(codes)]
-    if -1 in sizes:
-        rest = -math.prod(sizes)
-        sizes[sizes.index(-1)] = math.prod(shape) // rest if rest else 0
-    return sizes
+def _like(params, wanted, sources):
+    """Adds the parameter `like` of `_repeated` for the axes and sizes in `wanted`."""
+    if not wanted:
+        return params
+    likes = []
+    while wanted:
+        best: dict[Any, list] = {}
+        for axis, size in wanted:
+            for value, at in sources.get(size, ()):
+                pairs = best.setdefault(value, [])
+                if axis not in dict(pairs):
+                    pairs.append((axis, at))
+        if not best:
+            return None
+        value, pairs = max(best.items(), key=lambda item: len(item[1]))
+        likes.append((value, pairs))
+        wanted = [one for one in wanted if one[0] not in dict(pairs)]
+    return {**params, "like": likes}
+
+
+def _created(op):
+    """Rewrites an op that creates an array of equal elements. If no value has one of its sizes, the
+    size becomes unknown (-1 with NumPy shapes, else 0): shape inference gets it from the op that
+    reads the array."""
+    sizes = op.new
+    if sizes is None:
+        return None
+    params = {**op.texts[0], "shape": _tuple([1 if _differ(size) else size[0] for size in sizes])}
+    wanted = [(axis, size) for axis, size in enumerate(sizes) if _differ(size)]
+    found = _like(params, wanted, op.sources)
+    if found is not None:
+        return found
+    unknown = -1 if op.numpy or is_np_shape() else 0
+    codes = [unknown if _differ(size) else size[0] for size in sizes]
+    return {**op.texts[0], "shape": _tuple(codes)}
+
+
+def _counted(op):
+    """Rewrites the numbers from `start` on if their count is a size of another value."""
+    params = op.texts[0]
+    fixed = [{**other, ("stop" if "stop" in other else "start"): ""} for other in op.texts]
+    source = next(iter(op.sources.get(op.new[0], ())), None) if op.new else None
+    if source is None or any(other != fixed[0] for other in fixed):
+        return None
+    start = params["start"] if "stop" in params else "0"
+    kept = {key: params[key] for key in ("step", "repeat") if key in params}
+    value, axis = source
+    dtype = params.get("dtype", "float32")
+    return {"as": "_contrib_arange_like", "axis": str(axis), "of": value} | {
+        **kept,
+        "start": start,
+        "dtype": dtype,
+    }
+
+
+def _reshaped(op):
+    codes = None
+    if op.texts[0].get("reverse", "False") in ("False", "0"):
+        sizes = list(zip(*[_numbers(other["shape"]) for other in op.texts]))
+        codes = None if any(-1 > min(size) for size in sizes) else _kept(sizes, op)
+    return _reshaped_to(op, codes)
+
+
+def _reshaped_numpy(op):
+    sizes = list(zip(*[_numbers(other["newshape"]) for other in op.texts]))
+    return _reshaped_to(op, None if any(0 in size for size in sizes) else _kept(sizes, op))
+
+
+def _kept(sizes, op):
+    """Returns codes that copy sizes from the input's axis with the same index (code 0). Returns
+    None if several other sizes differ."""
+    old = op.old or []
+    return _one_open(
+        [
+            0 if _differ(size) and place < len(old) and old[place] == size else size
+            for place, size in enumerate(sizes)
+        ]
+    )
+
+
+def _reshaped_to(op, codes=None):
+    """Rewrites a reshape with codes or, if they are None, with the sizes of the result."""
+    if op.texts[0].get("order", "C") != "C":
+        return None
+    if codes is None and op.new is not None and not any(0 in size for size in op.new):
+        codes = _kept(op.new, op) or (op.old and _matched(op.old, op.new))
+        if not codes:
+            return _reshaped_like(op)
+    return {"as": "Reshape", "shape": _tuple(codes)} if codes is not None else None
+
+
+def _reshaped_like(op):
+    """Rewrites a reshape to the shape of another value."""
+    fits = None
+    for axis, size in enumerate(op.new):
+        if _differ(size):
+            here = {value for value, at in op.sources.get(size, ()) if at == axis}
+            fits = here if fits is None else fits & here
+    for value in sorted(fits or ()):
+        if op.sizes_of(value) == op.new:
+            return {"as": "reshape_like", "of": value}
+    return None
 
 
 def _one_open(codes):
@@ -261,8 +349,10 @@ def _matched(old, new):
     """Finds Reshape codes that convert shape `old` to `new` by keeping (0), merging (-3) and
     splitting (-4) axes from left to right. Returns None if that is impossible. A size is the tuple
     of its values in all traces."""
+    if not old and all(set(size) == {1} for size in new):
+        return [1] * len(new)
     if not old or not new:
-        return [] if len(old) == len(new) else None
+        return None
     ways = []
     if old[0] == new[0]:
         ways.append(([0], 1, 1))
@@ -287,11 +377,11 @@ def _differ(values):
     return len(set(values)) > 1
 
 
-def _created(params, sizes, shapes):
-    """Writes the shape of a new array. Sizes that differ become unknown (-1 with NumPy shapes, else
-    0): shape inference gets them from the op that reads the array."""
-    unknown = -1 if is_np_shape() else 0
-    return [unknown if _differ(size) else size[0] for size in sizes]
+# --- Functions that generalize a parameter of an op, such as the shape of a reshape ---------------
+#
+# A function returns a value of the parameter that is valid for all sizes, or None if there is none.
+# Its arguments are the op's parameters, a tuple for each number in the parameter with the number's
+# values in all traces, and the shapes of the op's first input in all traces.
 
 
 def _begins(params, values, shapes):
@@ -350,10 +440,20 @@ def _end(values, sizes, backward):
 
 
 _WRITERS = {
-    ("Reshape", "shape"): _reshape,
     ("slice", "begin"): _begins,
     ("slice", "end"): _ends,
     ("slice_axis", "begin"): _begins,
     ("slice_axis", "end"): _ends,
-    **{(name, "shape"): _created for name in ("_zeros", "_ones", "_full")},
+}
+# Op -> the parameters that hold its sizes, and the function that rewrites it.
+_REWRITTEN = {
+    "broadcast_to": ("shape", _repeated),
+    "broadcast_axis": ("size", _repeated),
+    "_zeros": ("shape", _created),
+    "_ones": ("shape", _created),
+    "_full": ("shape", _created),
+    "_arange": ("start stop", _counted),
+    "Reshape": ("shape", _reshaped),
+    "_reshape_numpy": ("newshape", _reshaped_numpy),
+    "_reshape_codes": ("newshape", _reshaped_to),
 }

@@ -51,15 +51,18 @@ def traced_symbols(
         except Exception:  # user code can raise any exception for sizes that it rejects
             return None
 
-    def is_valid(params, traces):
+    def is_valid(params, traces, may_fail):
         with NameManager():
             symbols, constants = _symbols(traced, params, pairs)
         known = {param.name: param.shape for param in traced.parameters.values()}
         known.update({name: array.shape for name, array in constants.items()})
-        return all(
-            _shapes_of(symbols, {**known, **dict(zip(names, trace.shapes))})
-            == trace.traced.output_shapes
-            for trace in traces
+
+        def is_equal(trace, *others):
+            found = _shapes_of(symbols, {**known, **dict(zip(names, trace.shapes))})
+            return found in (trace.traced.output_shapes, *others)
+
+        return all([is_equal(trace) for trace in traces]) and all(
+            [is_equal(trace, None) for trace in may_fail]
         )
 
     params, fixed = free_sizes(Trace(shapes, traced), retrace, is_valid)
@@ -151,17 +154,23 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         values[value] = (Node(name, {}), 0)
     for (op, _, inputs, first, count), params in zip(traced.ops, parameters_of_ops):
         sources = [values[value] for value in inputs]
-        if "like" in params:  # a broadcast to the sizes of an input (`_free_sizes._repeated`)
-            place, pairs = params["like"]
-            rest = {key: text for key, text in params.items() if key != "like"}
-            op, sources = _Row("broadcast_like", op.numpy), [(_node(op, rest, sources), 0)]
-            sources.append(values[traced.inputs[place]])
-            lhs, rhs = zip(*pairs)
-            params = {"lhs_axes": str(lhs), "rhs_axes": str(rhs)}
-        if op in _COMPOSED:
+        op = _Row(params.get("as", op), op.numpy)
+        likes = params.get("like", ())
+        of = [values[params["of"]]] if "of" in params else []
+        params = {key: text for key, text in params.items() if key not in ("as", "like", "of")}
+        sources += of
+        if op in _WITH_RANKS:
+            ranks = [len(traced.shapes[value]) for value in inputs]
+            node = _WITH_RANKS[op](params, sources, op.numpy, ranks)
+        elif op in _COMPOSED:
             node = _COMPOSED[op](params, sources, op.numpy)
         else:
             node = _node(op, params, sources)
+        for value, pairs in likes:
+            lhs, rhs = zip(*pairs)
+            axes = {"lhs_axes": str(lhs), "rhs_axes": str(rhs)}
+            both = [(node, 0), values[value]]
+            node = _node(_Row("broadcast_like", op.numpy), axes, both)
         values.update({first + index: (node, index) for index in range(count)})
         kinds.update({first + index: op.numpy for index in range(count)})
     return [
@@ -183,6 +192,31 @@ def _checked(source, name, numpy, axis, shape):
     params = {"shape": str(tuple(sizes))}
     row = _Row("Reshape", numpy)
     return _node(row, params, [source], f"{name}_axis{axis}_must_be_{shape[axis]}"), 0
+
+
+def _product(params, sources, numpy, ranks):
+    """Returns the product of two arrays with the given numbers of axes. In MXNet, the op of mx.np
+    cannot transpose its inputs, so other nodes do."""
+    if not numpy:
+        return _node(_Row("dot", False), params, sources)
+    sources, transpose = list(sources), _Row("transpose", True)
+    for place, key in enumerate(("transpose_a", "transpose_b")):
+        if params.get(key, "False") in ("False", "0") or ranks[place] < 2:
+            continue
+        axes = list(range(ranks[place]))
+        # The axis that the product sums over: the last one of lhs, the first one of rhs.
+        axes = [*axes[1:], axes[0]] if place == 0 else [axes[-1], *axes[:-1]]
+        sources[place] = _node(transpose, {"axes": str(tuple(axes))}, [sources[place]]), 0
+    return _node(_Row("dot", True), {}, sources)
+
+
+def _numbers_like(params, sources, numpy):
+    """Returns 0, 1, ... in a dtype, as many as the axis of an array has elements."""
+    dtype = params.get("dtype")
+    if dtype is not None:
+        sources = [(_node(_Row("Cast", numpy), {"dtype": dtype}, sources), 0)]
+    params = {key: text for key, text in params.items() if key != "dtype"}
+    return _node(_Row("_contrib_arange_like", numpy), params, sources)
 
 
 def _recurrent(params, sources, numpy):
@@ -226,4 +260,7 @@ _COMPOSED = {
     "_softmax_ce": _cross_entropy,
     "_full_like": _filled,
     "_gelu_tanh": _gelu,
+    "_contrib_arange_like": _numbers_like,
 }
+# Ops that need other nodes for some numbers of axes -> functions that create these nodes.
+_WITH_RANKS = {"dot": _product}

@@ -1,0 +1,160 @@
+"""Every function of mx.np and mx.npx computes the same in a file as in the block, also for other
+numbers of rows."""
+
+import numpy as onp
+import pytest
+
+import mpgluon as mx
+from mpgluon import gluon, np, npx
+from mpgluon.numpy import _fallback
+
+# Functions whose results have shapes that depend on values, or that files cannot contain
+SKIPPED = {
+    *[
+        "np." + name
+        for name in "delete empty empty_like nonzero unique where linalg.cholesky".split()
+    ],
+    *["npx.constraint_check", "npx.nonzero"],
+}
+# Functions of one or two matrices whose results depend on the number of rows in other ways: they
+# read each row on its own, select elements of the sorted array, compare the numbers of rows and
+# columns, or have a result without axes for one row.
+FIXED = {
+    *[
+        "np." + name
+        for name in (
+            "column_stack concatenate corrcoef cov dstack hstack median percentile quantile row_stack "
+            "stack vstack linalg.cond linalg.matrix_rank linalg.pinv linalg.qr linalg.svd"
+        ).split()
+    ],
+    *["cov", "corrcoef"],
+}
+
+
+def matrix(rows, seed=0, columns=3):
+    draw = onp.random.default_rng(seed)
+    return np.array(draw.uniform(0.1, 0.9, (rows, columns)), dtype="float32")
+
+
+def indices(x):
+    return np.argsort(x, axis=-1)
+
+
+# Calls of functions that a call with one or two arrays does not test
+CALLS = {
+    "inner": lambda x: np.inner(x, np.cos(x)),
+    "inner of a vector": lambda x: np.inner(x, np.cos(x[0])),
+    "tensordot of rows": lambda x: np.tensordot(x, np.cos(x), axes=([0], [0])),
+    "tensordot of columns": lambda x: np.tensordot(x, np.cos(x), axes=([1], [1])),
+    "tensordot of stacks": lambda x: np.tensordot(x[:, None], np.cos(x)[None], axes=([2], [2])),
+    "einsum": lambda x: np.einsum("ij,kj->ik", x, np.cos(x)),
+    "einsum of stacks": lambda x: np.einsum("bid,bjd->bij", x[:, None], np.cos(x)[:, None]),
+    "cov": lambda x: np.cov(x),
+    "corrcoef": lambda x: np.corrcoef(x),
+    "reshape": lambda x: np.reshape(x[:, None], (x.shape[0], -1)),
+    "reshape to its own shape": lambda x: (x * 2).reshape(x.shape),
+    "split axes": lambda x: x.reshape(x.shape[0], 1, x.shape[1], 1),
+    "npx.reshape": lambda x: npx.reshape(x, (x.shape[0], -1)),
+    "where": lambda x: np.where(x[:, :1] > 0.5, x, 0.0),
+    "where of three shapes": lambda x: np.where(x[:, :1] > 0.5, x[0], x[:, 1:2]),
+    "where of a constant": lambda x: np.where(np.tril(np.ones((3, 3))) > 0, x[:, None], -1e9),
+    "tril": lambda x: np.tril(x[:, None] * x[:, :, None]),
+    "masked_softmax": lambda x: npx.masked_softmax(x[:, None], x[:, None, :] > 0.5),
+    "masked_softmax of a mask": lambda x: npx.masked_softmax(x, np.array([[1.0, 0, 1]]) > 0),
+    "take_along_axis": lambda x: np.take_along_axis(x, indices(x), -1),
+    "take_along_axis of one": lambda x: np.take_along_axis(x, indices(x)[:, :1], 1),
+    "index": lambda x: x[:, np.array([0, 2], dtype="int32")],
+    "index of two axes": lambda x: x[:, :, None][:, np.array([0, 2], dtype="int32"), :],
+    "index of rows": lambda x: x[np.array([0, 0], dtype="int32")],
+    "broadcast_to": lambda x: np.broadcast_to(x.mean(-1, keepdims=True), x.shape),
+    "broadcast_to of a row": lambda x: np.broadcast_to(x[0], x.shape),
+    "broadcast_to of new axes": lambda x: np.broadcast_to(x, (2, *x.shape)),
+    "broadcast_to of new rows": lambda x: np.broadcast_to(x[0], (x.shape[0], 2, x.shape[1])),
+    "median": lambda x: np.median(x[:, None], axis=-1),
+    "median of an axis": lambda x: np.median(x[:, None], axis=1),
+    "positions": lambda x: x + np.arange(x.shape[0])[:, None],
+    "full": lambda x: np.concatenate([x, np.full((x.shape[0], 1), 2.0)], axis=1),
+}
+
+
+class Calling(gluon.HybridBlock):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def listed(results):
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def matches(loaded, block, arrays):
+    """Compares the results of an imported block with those of the original."""
+    for found, expected in zip(listed(loaded(*arrays)), listed(block(*arrays)), strict=True):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        onp.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), 1e-5, 1e-5)
+
+
+def check(name, function, arrays, folder):
+    block = Calling(function)
+    block.hybridize()
+    block(*arrays)
+    symbol, params = block.export(str(folder / "net"))
+    names = ["data"] if len(arrays) == 1 else ["data0", "data1"]
+    if not {*names} <= {*mx.sym.load(symbol).list_arguments()}:
+        return  # the function ignores the values of an array
+    loaded = gluon.SymbolBlock.imports(symbol, names, params)
+    matches(loaded, block, arrays)
+    for rows in (5, 1):
+        others = [matrix(rows, seed) for seed in range(len(arrays))]
+        try:
+            block(*others)
+        except Exception:  # the function rejects the shape
+            continue
+        if name in FIXED:
+            with pytest.raises(mx.MXNetError, match="data0?_axis0_must_be_3"):
+                matches(loaded, block, others)
+        else:
+            matches(loaded, block, others)
+
+
+@pytest.fixture(autouse=True)
+def _np_mode():
+    npx.set_np()
+    yield
+    npx.reset_np()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_compute_the_same_in_a_file(tmp_path, name):
+    check(name, CALLS[name], [matrix(3)], tmp_path)
+
+
+def functions():
+    """Yields (name, function) of mx.np, mx.np.linalg and mx.npx."""
+    for path, space in (("np", np), ("np.linalg", np.linalg), ("npx", npx)):
+        for name in sorted(set(space.__all__) if hasattr(space, "__all__") else dir(space)):
+            function = getattr(space, name)
+            if name[0] != "_" and callable(function) and not isinstance(function, type):
+                if name not in _fallback.__all__ and f"{path}.{name}" not in SKIPPED:
+                    yield f"{path}.{name}", function
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_functions_of_matrices_compute_the_same_in_a_file(tmp_path, count):
+    tested = set()
+    for name, function in functions():
+        arrays = [matrix(3, seed) for seed in range(count)]
+        try:
+            results = listed(function(*arrays))
+            block = Calling(function)
+            block.hybridize()
+            block(*arrays)
+        except Exception:  # the function needs other arguments, or cannot be hybridized
+            continue
+        if results and all(isinstance(result, np.ndarray) for result in results):
+            check(name, function, arrays, tmp_path)
+            tested.add(name)
+    assert len(tested) > 50
