@@ -138,6 +138,17 @@ def aligned(arrays: Sequence[ndarray], shape: tuple[int, ...]) -> list[ndarray]:
     ]
 
 
+def spread(x: ndarray, batch: tuple[int, ...], count: int, like: ndarray) -> ndarray:
+    """Broadcasts the axes before the last `count` ones to the sizes in `batch`. In a trace, an
+    array that does not depend on the block's inputs takes the sizes from `like` (see `aligned`)."""
+    shape = (*batch, *x.shape[x.ndim - count :])
+    if x.shape == shape or x._in_trace or not like._in_trace or like.shape[: len(batch)] != batch:
+        return broadcast(x, shape)
+    axes = tuple(range(len(batch)))
+    rows = shaped(x, (1,) * (len(shape) - x.ndim) + x.shape)
+    return _broadcast_like(rows, like, lhs_axes=axes, rhs_axes=axes)
+
+
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape to which arrays of the given shapes are broadcast."""
     try:

@@ -35,6 +35,7 @@ __all__ = ["delete", "insert", "take_along_axis"]
 _argsort = op("_npi_argsort")
 _scatter = op("_npi__scatter_set_nd")
 _squeeze = op("_npi_squeeze")
+_pick = op("_npi_pick")
 _take = op("_npi_take")
 
 
@@ -123,7 +124,7 @@ def insert(arr: ndarray, obj: Any, values: Any, axis: int | None = None) -> ndar
     values = shaped(values, (1,) * (x.ndim - values.ndim) + values.shape)
     if single:  # the first axis of the values is the one of the new elements
         values = transposed(values, [*range(1, axis + 1), 0, *range(axis + 1, values.ndim)])
-    if count == 1:
+    if count == 1 and size:
         count = values.shape[axis]
         places = None if places is None else places.repeat(count)
     values = broadcast(values, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
@@ -246,8 +247,11 @@ def take_along_axis(arr: ndarray, indices: ndarray, axis: int | None) -> ndarray
     x = broadcast(x, (*rest[:axis], size, *rest[axis:]))
     places = broadcast(indices, (*rest[:axis], count, *rest[axis:])).astype("int64", copy=False)
     shape = places.shape
+    places = choose(places < 0, places + size, places)
+    if count == 1 and size:
+        return _pick(x, places, axis=axis, keepdims=True)
     # Indices of the flattened array, because the gradient of take adds up equal indices.
-    places = shaped(choose(places < 0, places + size, places), (before, count, after))
+    places = shaped(places, (before, count, after))
     rows = shaped(count_up(before, x) * size, (before, 1, 1))
     places = (places + rows) * after + count_up(after, x)
     return _take(flat(x), shaped(places, shape), axis=0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._core import MXNetValueError, ndarray
-from ._arguments import axes_of, axis_of, broadcast, check, common_shape, real_of
+from ._arguments import axes_of, axis_of, broadcast, check, common_shape, real_of, spread
 from ._draws import op as _op
 from ._fallback import LINALG
 from ._products import matmul
@@ -271,8 +271,8 @@ def solve(a: ndarray, b: ndarray) -> ndarray:
             f"linalg.solve: b must have a vector or the rows of a matrix of length {a.shape[-1]} "
             f"for each matrix of a, but a has the shape {a.shape} and b {b.shape}"
         )
-    a = broadcast(a, (*batch, *a.shape[-2:]))
-    return _op("_solve")(a, broadcast(b, (*batch, *b.shape[len(right) - 1 :])))
+    count = b.ndim - len(right) + 1
+    return _op("_solve")(spread(a, batch, 2, b), spread(b, batch, count, a))
 
 
 def tensorinv(a: ndarray, ind: int = 2) -> ndarray:

@@ -88,8 +88,8 @@ int mpg_batching_first(const mpg_batching *b) {
  * size 1 (as for a class token). Sets *axis to this axis of the output. */
 static bool repeats(const mpg_batching *b, int *axis) {
   mpg_op_id id = b->op->id;
-  if (id != MPG_OP_broadcast_to && id != MPG_OP_broadcast_axis && id != MPG_OP_tile &&
-      id != MPG_OP_repeat)
+  if (id != MPG_OP_broadcast_to && id != MPG_OP__broadcast_exact && id != MPG_OP_broadcast_axis &&
+      id != MPG_OP_tile && id != MPG_OP_repeat)
     return false;
   const mpg_shape *from = &b->inputs[0].shape, *to = &b->outputs[0].shape;
   for (int n = 0; n <= to->ndim; n++) {
