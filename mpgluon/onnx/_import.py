@@ -190,6 +190,14 @@ def _array(onnx, tensor, folder):
     return (found if dtype == "bfloat16" else found.astype(dtype, copy=False)), dtype
 
 
+def _same(array, other):
+    """True if two arrays have equal shapes, dtypes and bits."""
+    return array is other or (
+        (array.shape, array.dtype) == (other.shape, other.dtype)
+        and array.tobytes() == other.tobytes()
+    )
+
+
 class _Graph:
     """The state of one import. `values` maps each name to a Symbol, or to a constant's array."""
 
@@ -208,6 +216,8 @@ class _Graph:
         self.shapes = Shapes()
         self.inputs: list[tuple[str, Any, str]] = []
         self._parameters: dict[str, NDArray] = {}
+        self._constants: dict[str, Any] = {}  # the array of each parameter
+        self._variables: dict[str, Symbol] = {}
         self._names: set[str] = set()
         self.used = {name for node in model.graph.node for name in node.input}
         self.used.update(info.name for info in model.graph.output)
@@ -292,22 +302,24 @@ class _Graph:
         raise ONNXError("it depends on an impossible size that is computed from a dynamic size")
 
     def parameter(self, name: str, array: Any) -> Symbol:
-        """Returns the parameter with that name, which is created from the array on first use."""
+        """Returns the parameter with the values of an array. Its name is `name`, or a longer one if
+        another array has this name, such as the transposed one."""
         array = np.asarray(array)
         if array.dtype == object:
             array = array.astype(np.int64)
         dtype = _core.dtype_name(array.dtype)
-        known = self._parameters.get(name)
-        if known is None or known.shape != (array.shape or (1,)):
-            while name in self._parameters:
-                name += "_"
+        # NDArrays have at least one axis.
+        array = array.reshape(array.shape or (1,))
+        while name in self._variables and not _same(self._constants[name], array):
+            name += "_"
+        if name not in self._variables:
             self.charge(array.nbytes)
-            # NDArrays have at least one axis.
-            self._parameters[name] = nd.array(array.reshape(array.shape or (1,)), dtype=dtype)
-        known = self._parameters[name]
-        symbol = var(name, shape=known.shape, dtype=dtype)
-        self.shapes.tell(symbol, known.shape, dtype)
-        return symbol
+            self._constants[name] = array
+            self._parameters[name] = nd.array(array, dtype=dtype)
+            # Nodes share the variable, because names identify variables.
+            self._variables[name] = var(name, shape=array.shape, dtype=dtype)
+            self.shapes.tell(self._variables[name], array.shape, dtype)
+        return self._variables[name]
 
     def _convert(self, node):
         convert = IMPORTS.get(node.op_type) if node.domain in DOMAINS else None

@@ -401,3 +401,25 @@ def test_missing_onnx_package_is_named_in_error(tmp_path, monkeypatch):
         mx.onnx.import_model(str(tmp_path / "a.onnx"))
     with pytest.raises(ImportError, match=r"mpgluon\[onnx\]"):
         mx.onnx.export_model(nn.Dense(1), in_shapes=[(1, 1)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *[lambda x: x % 0.3, lambda x: 0.3 % x, lambda x: x % (x + 1)],
+        *[lambda x: np.floor(x / 0.3) % 2, lambda x: (x % 0.3) * (x % 0.3)],
+    ],
+)
+def test_nodes_may_share_a_constant(function, tmp_path):
+    class Block(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return function(x)
+
+    block, path = Block(), str(tmp_path / "net.onnx")
+    block.hybridize()
+    x = mx.nd.array(random(2, 3))
+    expected = block(x).asnumpy()
+    mx.onnx.export_model(block, in_shapes=[(2, 3)], onnx_file_path=path)
+    symbol, args, _ = mx.onnx.import_model(path)
+    (found,) = symbol.eval(ctx=mx.cpu(), data=x, **args)
+    np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5, atol=1e-6)
