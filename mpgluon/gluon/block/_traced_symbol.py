@@ -3,6 +3,7 @@ cannot run on symbols, because they read shapes or use captured arrays."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from ... import _core
@@ -94,6 +95,8 @@ _PUBLIC = {
     "_head_attention": "_contrib_attention",
     "_dropout_head_attention": "_contrib_attention",
 }
+# The reshape to given sizes, and a size of 0 in its parameter, which Reshape copies from the input.
+_EXACT, _EMPTY = "_reshape_exact", re.compile(r"\b0\b")
 # Parameters of internal ops that the public ops derive from their inputs.
 _DERIVED = {"_head_attention": {"keys"}, "_dropout_head_attention": {"keys"}}
 
@@ -121,6 +124,8 @@ def _public(traced, path):
                 f"{path}: {name or 'a compiled call'} cannot be written as a symbol"
             )
         params = {key: text for key, text in params.items() if key not in _DERIVED.get(row, ())}
+        if numpy and row == _EXACT and _EMPTY.search(params["shape"]):
+            public, params = "_reshape_numpy", {"newshape": params["shape"]}
         ops.append((_Row(public, numpy), params, *rest))
     used = list(traced.parameters.values())
     twice = next((param for param in used if used.count(param) > 1), None)
@@ -187,11 +192,13 @@ def _node(op, params, sources, name=None):
 
 def _checked(source, name, numpy, axis, shape):
     """Returns an input after a reshape that fails if the axis has another size than in `shape`.
-    Code 0 keeps the sizes of the other axes."""
-    sizes = [size if place == axis else 0 for place, size in enumerate(shape)]
-    params = {"shape": str(tuple(sizes))}
-    row = _Row("Reshape", numpy)
-    return _node(row, params, [source], f"{name}_axis{axis}_must_be_{shape[axis]}"), 0
+    A code keeps the sizes of the other axes: 0, or -2 if 0 is the checked size."""
+    empty = numpy and shape[axis] == 0
+    row, key, copy = ("_reshape_codes", "newshape", -2) if empty else ("Reshape", "shape", 0)
+    sizes = [size if place == axis else copy for place, size in enumerate(shape)]
+    params = {key: str(tuple(sizes))}
+    name = f"{name}_axis{axis}_must_be_{shape[axis]}"
+    return _node(_Row(row, numpy), params, [source], name), 0
 
 
 def _product(params, sources, numpy, ranks):

@@ -155,3 +155,56 @@ def test_functions_of_matrices_compute_the_same_in_a_file(tmp_path, count):
             check(name, function, arrays, tmp_path)
             tested.add(name)
     assert len(tested) > 50
+
+
+# Results whose shape for size 1 does not follow from the trace
+SINGLE = {
+    "squeeze": lambda x: np.atleast_1d(np.squeeze(x)),
+    "branch": lambda x: np.pad(x, 1) if all(size > 2 for size in x.shape) else x,
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_size_1_is_refused_if_the_shape_of_the_result_differs(tmp_path, name):
+    block = Calling(SINGLE[name])
+    block.hybridize()
+    block(np.ones(4))
+    loaded = gluon.SymbolBlock.imports(block.export(str(tmp_path / "net"))[0], "data")
+    assert loaded(np.ones(4)).shape == block(np.ones(4)).shape
+    with pytest.raises(mx.MXNetError, match="data_axis0_must_be_4"):
+        loaded(np.ones(1)).asnumpy()
+
+
+EMPTY = {
+    "new axes": (lambda x: x[None, ..., None], (0,)),
+    "roll": (lambda x: np.roll(x, 1), (4, 0)),
+    "ediff1d": (np.ediff1d, (0,)),
+    "take": (lambda x: np.take(x, np.array([], dtype="int32")), (0,)),
+    "take_along_axis": (lambda x: np.take_along_axis(x, indices(x), -1), (0, 3)),
+    "take_along_axis of nothing": (lambda x: np.take_along_axis(x, indices(x), -1), (3, 0)),
+    "atleast_2d": (np.atleast_2d, (0,)),
+    "branch": (lambda x: x.reshape(x.shape[0], -1) if x.shape[0] else x * 2, (0, 3)),
+    "reshape": (lambda x: x.reshape(x.shape), (0, 3)),
+    "broadcast_to": (lambda x: np.broadcast_to(x, (2, *x.shape)), (0, 3)),
+    "where": (lambda x: np.where(x[:, :1] > 0, x, 0.0), (0, 3)),
+    "tril": (np.tril, (2, 0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_blocks_traced_with_empty_arrays_compute_the_same_or_name_the_axis(tmp_path, name):
+    function, shape = EMPTY[name]
+    block = Calling(function)
+    block.hybridize()
+    block(np.zeros(shape))
+    symbol, params = block.export(str(tmp_path / "net"))
+    loaded = gluon.SymbolBlock.imports(symbol, "data", params)
+    matches(loaded, block, [np.zeros(shape)])
+    for size in (3, 1):
+        x = np.ones(tuple([each or size for each in shape]))
+        try:
+            found = loaded(x).asnumpy()
+        except mx.MXNetError as error:
+            assert "_must_be_0" in str(error)
+        else:
+            onp.testing.assert_array_equal(found, block(x).asnumpy())
