@@ -88,7 +88,7 @@ def listed(results):
 
 
 def matches(loaded, block, arrays):
-    """Compares the results of an imported block with those of the original."""
+    """Compares the results of an imported block and the original."""
     for found, expected in zip(listed(loaded(*arrays)), listed(block(*arrays)), strict=True):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
         onp.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), 1e-5, 1e-5)
