@@ -12,6 +12,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.base import counted
+from support.calls import call
 from support.compare import same_bits
 from support.paths import ROOT
 from support.processes import finished, output_of
@@ -124,6 +125,119 @@ def test_missing_library_error_names_the_package(code, setting, text, wheel, tmp
     assert f"{text} is needed for this on a GPU but was not found" in out
     assert f"pip install {wheel}, or set its folder with {setting}" in out
     assert "[2. 2.]" in out
+
+
+EIGENVALUES = """
+    import mpgluon as mx
+    a = mx.np.array([[2, 1], [0, 3]], ctx=mx.gpu(0))
+    try:
+        print(mx.np.linalg.eigvals(a))
+    except mx.base.MXNetError as error:
+        print(error)
+    print(mx.np.linalg.solve(a, a).asnumpy().tolist(), mx.np.linalg.svd(a)[0].shape)
+"""
+
+
+@needs_stand_in
+def test_cusolver_without_general_eigenvalues_is_too_old(tmp_path):
+    """cuSOLVER has no geev before CUDA 12.8. Other ops work."""
+    folder = os.path.dirname(STAND_IN)
+    alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
+    shutil.copy(os.path.join(folder, "libcublas.so.13"), tmp_path)
+    with open(os.path.join(folder, "libcusolver.so.12"), "rb") as file:
+        contents = file.read()
+    assert b"cusolverDnXgeev\0" in contents
+    renamed = contents.replace(b"cusolverDnXgeev\0", b"cusolverDnXgone\0")
+    (tmp_path / "libcusolver.so.12").write_bytes(renamed)
+    out = output_of(EIGENVALUES, MPGLUON_CUDA_LIBRARY=str(alone))
+    assert "too old: function cusolverDnXgeev is missing; update it with pip install -U" in out
+    assert "[[1.0, 0.0], [0.0, 1.0]] (2, 2)" in out
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "name, arrays, text",
+    [
+        ("_eig", [[[0, 1], [-1, 0]]], "matrix 0 has complex eigenvalues"),
+        ("_eigvals", [[[[1, 0], [0, 1]], [[0, 1], [-1, 0]]]], "matrix 1 has complex eigenvalues"),
+        ("_eigvals", [[[[1, 0], [0, 1]], [[np.nan, 1], [1, 0]]]], "matrix 1 .* not finite"),
+        ("_svd", [[[[1, 0], [0, 1]], [[1, np.inf], [1, 0]]]], "matrix 1 .*is the matrix finite"),
+        ("_svd", [[[np.nan, 1, 2], [1, 0, 3]]], "matrix 0 .*is the matrix finite"),
+        (
+            "_solve",
+            [[[[1, 2], [2, 5]], [[1, 2], [2, 4]]], [[1, 2], [1, 2]]],
+            "matrix 1 is singular",
+        ),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_matrices_without_a_result_are_refused(name, arrays, text, dtype):
+    with pytest.raises(mx.base.MXNetError, match=f"{name}: {text}"):
+        arrays = [mx.nd.array(a, dtype=dtype, ctx=mx.gpu(0)) for a in arrays]
+        call(name, arrays, {})[0].asnumpy()
+
+
+@needs_gpu
+@pytest.mark.parametrize("rank", [0, 1, 3, 4])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 4, 9), (2, 4, 70)])
+def test_svd_of_matrices_without_full_rank(shape, rank):
+    random = np.random.RandomState(rank)
+    a = random.normal(size=(*shape[:-1], rank)) @ random.normal(size=(*shape[:-2], rank, shape[-1]))
+    outputs = call("_svd", [mx.nd.array(a, dtype="float64", ctx=mx.gpu(0))], {})
+    ut, values, v = (output.asnumpy() for output in outputs)
+    eye = np.broadcast_to(np.eye(4), (*shape[:-2], 4, 4))
+    np.testing.assert_allclose(ut @ np.swapaxes(ut, -1, -2), eye, atol=1e-12)
+    np.testing.assert_allclose(v @ np.swapaxes(v, -1, -2), eye, atol=1e-12)
+    np.testing.assert_allclose(ut * values[..., None, :] @ v, a, atol=1e-12)
+    assert (np.diff(values) <= 0).all() and (values >= 0).all()
+    largest = np.take_along_axis(v, np.abs(v).argmax(-1)[..., None], -1)
+    assert (largest > 0).all()
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 4, 4), (2, 1, 17, 17), (40, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_eigenvectors_have_length_1_and_satisfy_their_equation(shape, dtype):
+    random = np.random.RandomState(3)
+    half = random.uniform(-1, 1, shape)
+    # similar to a symmetric matrix, so that all eigenvalues are real
+    a = ((half + np.swapaxes(half, -1, -2)) * random.uniform(1, 2, shape[-1])[:, None]).astype(
+        dtype
+    )
+    x = mx.nd.array(a, dtype=dtype, ctx=mx.gpu(0))
+    w, v = (output.asnumpy() for output in call("_eig", [x], {}))
+    near = 1e-3 if dtype == "float32" else 1e-11
+    np.testing.assert_allclose(a @ v, v * w[..., None, :], atol=near)
+    np.testing.assert_allclose((v * v).sum(-2), np.ones(shape[:-1]), rtol=near)
+    (values,) = (output.asnumpy() for output in call("_eigvals", [x], {}))
+    np.testing.assert_allclose(np.sort(values), np.sort(w), atol=near)
+
+
+@needs_gpu
+def test_numpy_functions_of_decompositions_match_the_cpu():
+    random = np.random.RandomState(4)
+    a = random.normal(size=(3, 5, 5)) + 6 * np.eye(5)
+    tall, b = random.normal(size=(3, 6, 4)), random.normal(size=(3, 5, 2))
+    linalg = mx.np.linalg
+    for function, arrays in [
+        (linalg.svd, (tall,)),
+        (linalg.pinv, (tall,)),
+        (linalg.solve, (a, b)),
+        (linalg.norm, (tall[0], 2)),
+        (linalg.matrix_rank, (tall,)),
+        (linalg.cond, (a,)),
+    ]:
+        results = []
+        for ctx in (mx.cpu(0), mx.gpu(0)):
+            inputs = [
+                mx.np.array(x, dtype="float64", ctx=ctx) if isinstance(x, np.ndarray) else x
+                for x in arrays
+            ]
+            found = function(*inputs)
+            results.append(found if isinstance(found, tuple) else (found,))
+        for cpu, gpu in zip(*results):
+            assert gpu.context == mx.gpu(0)
+            np.testing.assert_allclose(gpu.asnumpy(), cpu.asnumpy(), rtol=1e-9, atol=1e-10)
 
 
 INFO = """

@@ -8,6 +8,7 @@ MPG_CUSOLVER_CONSTANTS(SAME)
 
 #define SIGNATURE(result, name, parameters) result(*check_##name) parameters = name;
 MPG_CUSOLVER_FUNCTIONS(SIGNATURE)
+MPG_CUSOLVER_GENERAL_FUNCTIONS(SIGNATURE)
 
 #define SINGLE(name, parameters) cusolverStatus_t(*check_S##name) parameters = cusolverDnS##name;
 #define DOUBLE(name, parameters) cusolverStatus_t(*check_D##name) parameters = cusolverDnD##name;

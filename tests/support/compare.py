@@ -90,3 +90,20 @@ def at(values, ctx, dtype, place):
 def uniform(*shapes, seed=0):
     random = np.random.RandomState(seed)
     return [random.uniform(-1, 1, shape).astype("float32") for shape in shapes]
+
+
+def with_sorted_eigenvalues(name, outputs):
+    """Returns NumPy outputs with ascending eigenvalues if the op is _eig or _eigvals. The largest
+    element of each eigenvector becomes positive.
+
+    cuSOLVER may choose another order and other signs than LAPACK.
+    """
+    if name not in ("_eig", "_eigvals") or not outputs[0].size:
+        return list(outputs)
+    order = np.argsort(outputs[0], axis=-1, kind="stable")
+    sorted_values = [np.take_along_axis(outputs[0], order, -1)]
+    for vectors in outputs[1:2]:
+        vectors = np.take_along_axis(vectors, order[..., None, :], -1)
+        largest = np.take_along_axis(vectors, np.abs(vectors).argmax(-2)[..., None, :], -2)
+        sorted_values.append(np.where(largest < 0, -vectors, vectors))
+    return sorted_values + list(outputs[2:])

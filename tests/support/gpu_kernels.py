@@ -13,11 +13,6 @@ MISSING = {
     "_packed_fully_connected",
     "_winograd_backward_weight",
     "_winograd_convolution",
-    # The GPU backend has no decompositions of general matrices yet
-    "_eig",
-    "_eigvals",
-    "_solve",
-    "_svd",
     # csr matrix products are composed of other ops on GPUs
     "_add_products",
 }

@@ -1,9 +1,10 @@
 /* Linear algebra on batches of matrices. cuSOLVER and cuBLAS process one matrix at a time, except
- * that cuBLAS's LU factorization and inversion are batched.
+ * that cuBLAS's LU factorization, inversion and solution are batched.
  *
  * The libraries are column-major, so they see our row-major matrices transposed: their lower
- * triangle is our upper one. A matrix that has no result (singular, or not positive definite) fails
- * a device-side assertion. These ops cannot be captured, since the libraries may wait for the GPU.
+ * triangle is our upper one. A matrix that has no result (singular, not positive definite, or with
+ * complex eigenvalues) fails a device-side assertion. These ops cannot be captured, since the
+ * libraries may wait for the GPU.
  */
 #include <limits.h>
 
@@ -41,15 +42,21 @@ struct solver_functions {
   solver_routines<float> singles;
   solver_routines<double> doubles;
 };
+struct general_functions { /* for eigenvalues of general matrices; loaded when first needed */
+  MPG_CUSOLVER_GENERAL_FUNCTIONS(MPG_CUDA_FUNCTION)
+};
 struct libraries {
   blas_functions blas;
   solver_functions solver;
+  general_functions general;
   cublasHandle_t blas_handle;
   cusolverDnHandle_t solver_handle;
+  cusolverDnParams_t parameters; /* of `general`; NULL until it is loaded */
 };
 
 void release(void *contents) {
   libraries *all = (libraries *)contents;
+  if (all->parameters) all->general.cusolverDnDestroyParams(all->parameters);
   if (all->solver_handle) all->solver.cusolverDnDestroy(all->solver_handle);
   if (all->blas_handle) all->blas.cublasDestroy_v2(all->blas_handle);
   mpg_free(all);
@@ -174,6 +181,22 @@ mpg_status refuse(const mpg_kernel_call *call, const int *infos, int64_t count,
   mpg_cuda_assert assertion;
   MPG_TRY(mpg_cuda_assert_make(call, MPG_ERROR, format, &assertion));
   return mpg_cuda_launch(call, refuse_kernel, 1, MPG_CUDA_THREADS, 0, assertion, infos, count);
+}
+
+/* Copies matrices to `out`, transposed if `transposes`. Iterations of the libraries may not end for
+ * infinite elements or NaN. So a matrix that has any is replaced by zeros, and its element
+ * of `wrong` is set to 1; otherwise it is 0. One block per matrix. */
+template <class T>
+__global__ void finite_kernel(const T *in, T *out, int *wrong, matrices t, bool transposes) {
+  int64_t each = t.rows * t.columns, start = blockIdx.x * each;
+  int bad = 0;
+  for (int64_t i = threadIdx.x; i < each; i += blockDim.x)
+    bad |= !(in[start + i] - in[start + i] == 0);
+  bad = mpg_block_reduce(bad, 0, mpg_larger());
+  for (int64_t i = threadIdx.x; i < each; i += blockDim.x)
+    out[start + (transposes ? i % t.columns * t.rows + i / t.columns : i)] =
+        bad ? (T)0 : in[start + i];
+  if (threadIdx.x == 0) wrong[blockIdx.x] = bad;
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------- */
@@ -313,13 +336,135 @@ mpg_status eigenvectors(const mpg_kernel_call *call) {
       "%s: matrix %lld has eigenvalues that could not be computed (is the matrix finite?)");
 }
 
+/* --- Singular values: A^T = V^T diag(L) UT^T -------------------------------------------------- */
+/* Normalizes signs: the element with the largest magnitude in each row of V becomes positive (the
+ * first of equal ones). Also sets the status of a matrix that is `wrong`. One thread per row. */
+template <class T>
+__global__ void svd_signs_kernel(T *ut, T *v, const int *wrong, int *infos, matrices t) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= t.count * t.rows) return;
+  int64_t matrix = i / t.rows, r = i % t.rows;
+  T *row = v + i * t.columns, *column = ut + matrix * t.rows * t.rows + r, largest = 0;
+  for (int64_t k = 0; k < t.columns; k++)
+    if (fabs((double)row[k]) > fabs((double)largest)) largest = row[k];
+  for (int64_t k = 0; k < t.columns && largest < 0; k++) row[k] = -row[k];
+  for (int64_t k = 0; k < t.rows && largest < 0; k++) column[k * t.rows] = -column[k * t.rows];
+  if (r == 0 && wrong[matrix]) infos[matrix] = 1;
+}
+
+template <class T>
+mpg_status singular_values(const mpg_kernel_call *call) {
+  matrices t = matrices_of(&call->inputs[0]);
+  int m = (int)t.columns, n = (int)t.rows, size;
+  T *ut = (T *)call->outputs[0].data, *values = (T *)call->outputs[1].data,
+    *v = (T *)call->outputs[2].data, *a, *work, *rest;
+  int *infos, *wrong;
+  libraries *all;
+  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
+  MPG_TRY(open(call, t, &all));
+  const solver_routines<T> &f = solver_of(all, T());
+  SOLVER(f.gesvd_bufferSize(all->solver_handle, m, n, &size));
+  const piece pieces[] = {{&infos, t.count, sizeof *infos},
+                          {&wrong, t.count, sizeof *wrong},
+                          {&a, t.count * t.rows * t.columns, sizeof *a},
+                          {&work, size, sizeof *work},
+                          {&rest, n, sizeof *rest}};
+  MPG_TRY(scratch(call, pieces));
+  MPG_TRY(mpg_cuda_launch(call, finite_kernel<T>, (unsigned)t.count, MPG_CUDA_THREADS, 0,
+                          (const T *)call->inputs[0].data, a, wrong, t, false));
+  for (int64_t i = 0; i < t.count; i++)
+    SOLVER(f.gesvd(all->solver_handle, 'S', 'S', m, n, a + i * m * n, m, values + i * n,
+                   v + i * m * n, m, ut + i * n * n, n, work, size, rest, infos + i));
+  MPG_TRY(mpg_cuda_launch(call, svd_signs_kernel<T>, mpg_cuda_blocks(t.count * t.rows),
+                          MPG_CUDA_THREADS, 0, ut, v, (const int *)wrong, infos, t));
+  return refuse(
+      call, infos, t.count,
+      "%s: matrix %lld has singular values that could not be computed (is the matrix finite?)");
+}
+
+/* --- Eigenvalues of general matrices ---------------------------------------------------------- */
+/* Loads the functions. Fails if cuSOLVER is too old. */
+mpg_status need_general(const mpg_kernel_call *call, libraries *all) {
+  static const char *const names[] = {MPG_CUSOLVER_GENERAL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
+  if (all->parameters) return MPG_OK;
+  MPG_TRY(mpg_cuda_library_functions(MPG_CUDA_CUSOLVER, names, sizeof names / sizeof *names,
+                                     &all->general));
+  SOLVER(all->general.cusolverDnCreateParams(&all->parameters));
+  return MPG_OK;
+}
+
+/* Copies the real parts of eigenvalues, and the eigenvectors to the columns of row-major matrices
+ * unless `out` is NULL. Sets the status of a matrix that has a complex eigenvalue or is `wrong`.
+ * One thread per element of the matrices. */
+template <class T>
+__global__ void real_kernel(const T *w, const T *v, const int *wrong, int *infos, T *values, T *out,
+                            matrices t) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= t.count * t.n * t.n) return;
+  int64_t matrix = i / (t.n * t.n), r = i / t.n % t.n, c = i % t.n;
+  if (out) out[i] = v[(matrix * t.n + c) * t.n + r];
+  if (r != 0) return;
+  values[matrix * t.n + c] = w[2 * matrix * t.n + c];
+  if (wrong[matrix] || w[(2 * matrix + 1) * t.n + c] != 0) infos[matrix] = 1;
+}
+
+template <class T>
+mpg_status eigenvalues(const mpg_kernel_call *call) {
+  matrices t = matrices_of(&call->inputs[0]);
+  bool vectors = call->num_outputs > 1;
+  int64_t n = t.n;
+  int none = MPG_CUSOLVER_EIG_MODE_NOVECTOR, right = vectors ? MPG_CUSOLVER_EIG_MODE_VECTOR : none,
+      type = sizeof(T) == 8 ? MPG_CUDA_R_64F : MPG_CUDA_R_32F;
+  T *values = (T *)call->outputs[0].data, *out = vectors ? (T *)call->outputs[1].data : NULL;
+  T *a, *w, *v;
+  int *infos, *wrong;
+  char *work;
+  size_t size = 0, host_size = 0;
+  libraries *all;
+  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
+  MPG_TRY(open(call, t, &all));
+  MPG_TRY(need_general(call, all));
+  const general_functions &f = all->general;
+  SOLVER(f.cusolverDnXgeev_bufferSize(all->solver_handle, all->parameters, none, right, n, type,
+                                      call->inputs[0].data, n, type, values, type, NULL, n, type,
+                                      out, n, type, &size, &host_size));
+  const piece pieces[] = {
+      {&infos, t.count, sizeof *infos}, {&wrong, t.count, sizeof *wrong},
+      {&a, t.count * n * n, sizeof *a}, {&w, t.count * 2 * n, sizeof *w},
+      {&work, (int64_t)size, 1},        {&v, vectors ? t.count * n * n : 0, sizeof *v}};
+  MPG_TRY(scratch(call, pieces));
+  MPG_TRY(mpg_cuda_launch(call, finite_kernel<T>, (unsigned)t.count, MPG_CUDA_THREADS, 0,
+                          (const T *)call->inputs[0].data, a, wrong, t, true));
+  void *host = host_size ? mpg_malloc(host_size) : NULL;
+  if (host_size && !host) return mpg_out_of_host_memory(host_size);
+  int result = 0;
+  for (int64_t i = 0; i < t.count && result == 0; i++)
+    result = f.cusolverDnXgeev(all->solver_handle, all->parameters, none, right, n, type,
+                               a + i * n * n, n, type, w + i * 2 * n, type, NULL, n, type,
+                               vectors ? v + i * n * n : NULL, n, type, work, size, host, host_size,
+                               infos + i);
+  /* The stream's work may use `host` until it ends. */
+  mpg_status ended = host ? mpg_cuda_check(cudaStreamSynchronize((cudaStream_t)call->stream),
+                                           "cudaStreamSynchronize")
+                          : MPG_OK;
+  mpg_free(host);
+  MPG_TRY(ended);
+  SOLVER(result);
+  MPG_TRY(mpg_cuda_launch(call, real_kernel<T>, mpg_cuda_blocks(t.count * n * n), MPG_CUDA_THREADS,
+                          0, (const T *)w, (const T *)v, (const int *)wrong, infos, values, out,
+                          t));
+  return refuse(call, infos, t.count,
+                "%s: matrix %lld has complex eigenvalues, which are not supported, or elements "
+                "that are not finite");
+}
+
 /* --- LU --------------------------------------------------------------------------------------- */
 template <class T>
-__global__ void places_kernel(T *lu, T *out, T **factors, T **inverses, matrices t) {
+__global__ void places_kernel(T *lu, T *out, int64_t step, T **factors, T **targets, matrices t) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= t.count) return;
   factors[i] = lu + i * t.n * t.n;
-  inverses[i] = out + i * t.n * t.n;
+  targets[i] = out + i * step;
 }
 
 /* LU factors and pivots of all matrices in a call. */
@@ -327,21 +472,26 @@ template <class T>
 struct factors {
   matrices t;
   libraries *all;
-  T *lu, **places, **inverses;
+  int64_t columns; /* number of right-hand sides of each matrix, for `solve`; otherwise 0 */
+  T *lu, **places;
+  T **targets; /* addresses of the inverses, or of each matrix's part of x */
+  T *x;        /* right-hand sides, which the solutions replace, as column-major matrices */
   int *pivots, *infos, *unused; /* unused: statuses of the inversion, equal to `infos` */
 
   mpg_status compute(const mpg_kernel_call *call) {
     int n = (int)t.n;
     MPG_TRY(open(call, t, &all));
     const piece pieces[] = {
-        {&lu, t.count * t.n * t.n, sizeof *lu}, {&places, t.count, sizeof *places},
-        {&inverses, t.count, sizeof *inverses}, {&pivots, t.count * t.n, sizeof *pivots},
-        {&infos, t.count, sizeof *infos},       {&unused, t.count, sizeof *unused}};
+        {&lu, t.count * t.n * t.n, sizeof *lu},  {&places, t.count, sizeof *places},
+        {&targets, t.count, sizeof *targets},    {&pivots, t.count * t.n, sizeof *pivots},
+        {&infos, t.count, sizeof *infos},        {&unused, t.count, sizeof *unused},
+        {&x, t.count * t.n * columns, sizeof *x}};
     MPG_TRY(scratch(call, pieces));
     if (!n) return MPG_OK;
     MPG_TRY(mpg_cuda_copy(call, call->inputs[0].data, lu, bytes_of(&call->inputs[0])));
     MPG_TRY(mpg_cuda_launch(call, places_kernel<T>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0,
-                            lu, (T *)call->outputs[0].data, places, inverses, t));
+                            lu, columns ? x : (T *)call->outputs[0].data,
+                            t.n * (columns ? columns : t.n), places, targets, t));
     BLAS(blas_of(all, T()).getrfBatched(all->blas_handle, n, places, n, pivots, infos,
                                         (int)t.count));
     return MPG_OK;
@@ -362,13 +512,48 @@ mpg_status inverse(const mpg_kernel_call *call) {
   if (count_of(&call->inputs[0]) == 0) return MPG_OK;
   MPG_TRY(f.compute(call));
   BLAS(blas_of(f.all, T())
-           .getriBatched(f.all->blas_handle, n, f.places, n, f.pivots, f.inverses, n, f.unused,
+           .getriBatched(f.all->blas_handle, n, f.places, n, f.pivots, f.targets, n, f.unused,
                          (int)f.t.count));
   MPG_TRY(mpg_cuda_launch(call, zero_singular_kernel<T>, mpg_cuda_blocks(f.t.count * f.t.n * f.t.n),
                           MPG_CUDA_THREADS, 0, (T *)call->outputs[0].data, f.infos, f.t));
   return call->op->id == MPG_OP__linalg_inverse
              ? refuse(call, f.infos, f.t.count, "%s: matrix %lld is singular")
              : MPG_OK;
+}
+
+/* Transposes matrices of `rows` x `columns`. One thread per element. */
+template <class T>
+__global__ void transpose_kernel(const T *in, T *out, int64_t count, int64_t rows,
+                                 int64_t columns) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t matrix = i / (rows * columns), at = i % (rows * columns);
+  out[matrix * rows * columns + at % columns * rows + at / columns] = in[i];
+}
+
+/* Solves the transposes of the systems that cuBLAS sees. */
+template <class T>
+mpg_status solve(const mpg_kernel_call *call) {
+  const mpg_view *b = &call->inputs[1], *out = &call->outputs[0];
+  const mpg_shape *shape = &b->desc.shape;
+  factors<T> f = {};
+  f.t = matrices_of(&call->inputs[0]);
+  f.columns = shape->ndim < call->inputs[0].desc.shape.ndim ? 1 : shape->dims[shape->ndim - 1];
+  int n = (int)f.t.n, wrong = 0;
+  int64_t count = count_of(b);
+  if (count == 0) return MPG_OK;
+  if (f.columns > INT_MAX)
+    return mpg_fail(MPG_ERROR, "%s: %lld columns are too many", call->op->name,
+                    (long long)f.columns);
+  MPG_TRY(f.compute(call));
+  MPG_TRY(mpg_cuda_launch(call, transpose_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          (const T *)b->data, f.x, count, f.t.n, f.columns));
+  BLAS(blas_of(f.all, T())
+           .getrsBatched(f.all->blas_handle, MPG_CUBLAS_OP_T, n, (int)f.columns, f.places, n,
+                         f.pivots, f.targets, n, &wrong, (int)f.t.count));
+  MPG_TRY(mpg_cuda_launch(call, transpose_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          (const T *)f.x, (T *)out->data, count, f.columns, f.t.n));
+  return refuse(call, f.infos, f.t.count, "%s: matrix %lld is singular");
 }
 
 /* Computes determinants from LU factors. If `logarithms` is not NULL, computes the sign and the
@@ -451,6 +636,9 @@ mpg_status mpg_cuda_linalg_triangular(const mpg_kernel_call *call) { BY_DTYPE(tr
 mpg_status mpg_cuda_linalg_gelqf(const mpg_kernel_call *call) { BY_DTYPE(lq, call); }
 mpg_status mpg_cuda_linalg_syevd(const mpg_kernel_call *call) { BY_DTYPE(eigenvectors, call); }
 mpg_status mpg_cuda_linalg_inverse(const mpg_kernel_call *call) { BY_DTYPE(inverse, call); }
+mpg_status mpg_cuda_svd(const mpg_kernel_call *call) { BY_DTYPE(singular_values, call); }
+mpg_status mpg_cuda_eig(const mpg_kernel_call *call) { BY_DTYPE(eigenvalues, call); }
+mpg_status mpg_cuda_solve(const mpg_kernel_call *call) { BY_DTYPE(solve, call); }
 mpg_status mpg_cuda_linalg_det(const mpg_kernel_call *call) { BY_DTYPE(det, call); }
 
 mpg_status mpg_cuda_linalg_extracttrian(const mpg_kernel_call *call) {

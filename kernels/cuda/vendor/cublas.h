@@ -48,6 +48,8 @@ enum { MPG_CUBLAS_CONSTANTS(MPG_CUBLAS_CONSTANT_) };
   X(getrfBatched,                                                                                  \
     (cublasHandle_t, int n, T *const *a, int lda, int *pivots, int *infos, int count))             \
   X(getriBatched, (cublasHandle_t, int n, const T *const *a, int lda, const int *pivots,           \
-                   T *const *c, int ldc, int *infos, int count))
+                   T *const *c, int ldc, int *infos, int count))                                   \
+  X(getrsBatched, (cublasHandle_t, cublasOperation_t, int n, int columns, const T *const *a,       \
+                   int lda, const int *pivots, T *const *b, int ldb, int *wrong, int count))
 
 #endif

@@ -12,9 +12,12 @@
 #ifdef MPG_CUSOLVER_REAL
 #define MPG_CUBLAS_REAL
 #include <cusolverDn.h>
+typedef cudaDataType mpg_cusolver_type;
 #else
 typedef struct cusolverDnContext *cusolverDnHandle_t;
+typedef struct cusolverDnParams *cusolverDnParams_t;
 typedef int cusolverStatus_t, cusolverEigMode_t;
+typedef int mpg_cusolver_type; /* cudaDataType */
 #endif
 #include "kernels/cuda/vendor/cublas.h"
 
@@ -22,7 +25,10 @@ typedef int cusolverStatus_t, cusolverEigMode_t;
   X(CUSOLVER_STATUS_SUCCESS, 0)       \
   X(CUSOLVER_STATUS_ALLOC_FAILED, 2)  \
   X(CUSOLVER_STATUS_INVALID_VALUE, 3) \
-  X(CUSOLVER_EIG_MODE_VECTOR, 1)
+  X(CUSOLVER_EIG_MODE_NOVECTOR, 0)    \
+  X(CUSOLVER_EIG_MODE_VECTOR, 1)      \
+  X(CUDA_R_32F, 0)                    \
+  X(CUDA_R_64F, 1)
 #define MPG_CUSOLVER_CONSTANT_(name, value) MPG_##name = value,
 enum { MPG_CUSOLVER_CONSTANTS(MPG_CUSOLVER_CONSTANT_) };
 
@@ -31,6 +37,24 @@ enum { MPG_CUSOLVER_CONSTANTS(MPG_CUSOLVER_CONSTANT_) };
   X(cusolverStatus_t, cusolverDnCreate, (cusolverDnHandle_t *)) \
   X(cusolverStatus_t, cusolverDnDestroy, (cusolverDnHandle_t))  \
   X(cusolverStatus_t, cusolverDnSetStream, (cusolverDnHandle_t, cudaStream_t))
+
+/* Functions in use for eigenvalues of general matrices, which cuSOLVER has since CUDA 12.8. If all
+ * types are real, `w` has 2 n elements: the real parts and then the imaginary ones. */
+#define MPG_CUSOLVER_GENERAL_FUNCTIONS(X)                                                          \
+  X(cusolverStatus_t, cusolverDnXgeev,                                                             \
+    (cusolverDnHandle_t, cusolverDnParams_t, cusolverEigMode_t left, cusolverEigMode_t right,      \
+     int64_t n, mpg_cusolver_type a_type, void *a, int64_t lda, mpg_cusolver_type w_type, void *w, \
+     mpg_cusolver_type vl_type, void *vl, int64_t ldvl, mpg_cusolver_type vr_type, void *vr,       \
+     int64_t ldvr, mpg_cusolver_type type, void *work, size_t size, void *host, size_t host_size,  \
+     int *info))                                                                                   \
+  X(cusolverStatus_t, cusolverDnXgeev_bufferSize,                                                  \
+    (cusolverDnHandle_t, cusolverDnParams_t, cusolverEigMode_t left, cusolverEigMode_t right,      \
+     int64_t n, mpg_cusolver_type a_type, const void *a, int64_t lda, mpg_cusolver_type w_type,    \
+     const void *w, mpg_cusolver_type vl_type, const void *vl, int64_t ldvl,                       \
+     mpg_cusolver_type vr_type, const void *vr, int64_t ldvr, mpg_cusolver_type type,              \
+     size_t *size, size_t *host_size))                                                             \
+  X(cusolverStatus_t, cusolverDnCreateParams, (cusolverDnParams_t *))                              \
+  X(cusolverStatus_t, cusolverDnDestroyParams, (cusolverDnParams_t))
 
 /* Routines in use, as X(name, parameters) for cusolverDn<S or D><name>. */
 #define MPG_CUSOLVER_ROUTINES(X, T)                                                                \
@@ -50,6 +74,10 @@ enum { MPG_CUSOLVER_CONSTANTS(MPG_CUSOLVER_CONSTANT_) };
   X(syevd_bufferSize, (cusolverDnHandle_t, cusolverEigMode_t, cublasFillMode_t, int n, const T *a, \
                        int lda, const T *values, int *size))                                       \
   X(syevd, (cusolverDnHandle_t, cusolverEigMode_t, cublasFillMode_t, int n, T *a, int lda,         \
-            T *values, T *work, int size, int *info))
+            T *values, T *work, int size, int *info))                                              \
+  X(gesvd_bufferSize, (cusolverDnHandle_t, int m, int n, int *size))                               \
+  X(gesvd,                                                                                         \
+    (cusolverDnHandle_t, signed char u_job, signed char vt_job, int m, int n, T *a, int lda,       \
+     T *values, T *u, int ldu, T *vt, int ldvt, T *work, int size, T *rest, int *info))
 
 #endif

@@ -130,6 +130,37 @@ int getri(cublasHandle_t handle, int n, const T *const *a, int lda, const int *p
   });
 }
 
+// Solves A^T X = B from the LU factors of A.
+template <class T>
+void solve_transposed(const T *factors, int64_t n, int64_t ld, const int *pivots, int64_t count,
+                      T *b, int64_t ldb) {
+  columns<T> a(factors, n, n, ld), x(b, n, count, ldb);
+  for (int64_t c = 0; c < count; c++) {
+    for (int64_t k = 0; k < n; k++) {
+      for (int64_t r = 0; r < k; r++) x(k, c) -= a(r, k) * x(r, c);
+      x(k, c) /= a(k, k);
+    }
+    for (int64_t k = n - 1; k >= 0; k--)
+      for (int64_t r = k + 1; r < n; r++) x(k, c) -= a(r, k) * x(r, c);
+    for (int64_t k = n - 1; k >= 0; k--) std::swap(x(k, c), x(pivots[k] - 1, c));
+  }
+  x.write(b, ldb);
+}
+
+template <class T>
+int getrs(cublasHandle_t handle, int op, int n, int columns, const T *const *a, int lda,
+          const int *pivots, T *const *b, int ldb, int *wrong, int count) {
+  if (op != MPG_CUBLAS_OP_T) return MPG_CUBLAS_STATUS_INVALID_VALUE;
+  hostcuda_here(own(handle), a, sizeof *a * (size_t)count);
+  hostcuda_here(own(handle), b, sizeof *b * (size_t)count);
+  hostcuda_here(own(handle), pivots, sizeof *pivots * (size_t)count * (size_t)n);
+  *wrong = 0; // in host memory
+  return hostcuda_queue(own(handle), [=] {
+    for (int64_t i = 0; i < count; i++)
+      solve_transposed(a[i], n, lda, pivots + i * n, columns, b[i], ldb);
+  });
+}
+
 } // namespace
 
 EXPORT cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) { return handles.create(handle); }
@@ -160,6 +191,11 @@ EXPORT cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t str
                                      const int *pivots, T *const *c, int ldc, int *infos,        \
                                      int count) {                                                \
     return getri(handle, n, a, lda, pivots, c, ldc, infos, count);                               \
+  }                                                                                              \
+  EXPORT int cublas##S##getrsBatched(cublasHandle_t handle, int op, int n, int columns,          \
+                                     const T *const *a, int lda, const int *pivots, T *const *b, \
+                                     int ldb, int *wrong, int count) {                           \
+    return getrs(handle, op, n, columns, a, lda, pivots, b, ldb, wrong, count);                  \
   }
 ROUTINES(S, float)
 ROUTINES(D, double)
