@@ -9,13 +9,16 @@ import numpy as onp
 from ...base import NotImplementedForSymbol
 from .._methods import METHODS, add_operators
 from ..symbol import Symbol
-from ._function import SymbolFunction
+from ._function import SymbolFunction, node_of_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
     from ..._internal.types import DType
+
+# Codes of npx.reshape: keep an axis, drop an axis of size 1, keep all remaining axes.
+_KEEP, _DROP, _REST = -2, -3, -4
 
 
 class _Symbol(Symbol):
@@ -40,6 +43,21 @@ class _Symbol(Symbol):
     def as_np_ndarray(self) -> _Symbol:
         """Returns the symbol itself."""
         return self
+
+    def __getitem__(self, index: Any) -> _Symbol:
+        """Returns a part of the value, for an integer, a slice or a tuple of them.
+
+        If the symbol has several outputs, `index` chooses one of them, or several by slice.
+
+        Examples
+        --------
+        >>> x = mx.sym.var("x").as_np_ndarray()
+        >>> x[0, 1:].infer_shape(x=(2, 3))[1]
+        [(2,)]
+        """
+        if len(self._entries) != 1 or isinstance(index, str):
+            return super().__getitem__(index)  # type: ignore[return-value]
+        return _part(self, index if isinstance(index, tuple) else (index,))
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise NotImplementedForSymbol(self.__setitem__, "assignment to elements", key)
@@ -128,6 +146,40 @@ class _Symbol(Symbol):
     def take(self, indices: Any, axis: int | None = None, mode: str = "raise") -> _Symbol:
         """Calls ``np.take``."""
         return _call("take", self, indices, axis=axis, mode=mode)
+
+
+def _part(symbol, keys):
+    """Calls slice, and removes the axes of integer keys."""
+    if not keys:
+        return symbol
+    begin, end, step, shape = [], [], [], []
+    for key in keys:
+        if isinstance(key, slice):
+            if key.step == 0:
+                raise ValueError("slice step cannot be zero")
+            begin.append(key.start)
+            end.append(key.stop)
+            step.append(key.step)
+            shape.append(_KEEP)
+        elif isinstance(key, (int, onp.integer)) and not isinstance(key, bool):
+            begin.append(int(key))
+            end.append(None if key == -1 else int(key) + 1)
+            step.append(1)
+            shape.append(_DROP)
+        else:
+            raise IndexError(
+                "a symbol of mx.sym.np can be indexed by an integer, a slice, or a tuple of them, "
+                f"got {key!r}"
+            )
+    part = node_of_op(
+        "_npi_slice",
+        [symbol],
+        {"begin": str(tuple(begin)), "end": str(tuple(end)), "step": str(tuple(step))},
+        None,
+    )
+    if _DROP not in shape:
+        return part
+    return node_of_op("_npx_reshape", [part], {"newshape": str((*shape, _REST))}, None)
 
 
 def _call(name, *args, **kwargs):
