@@ -186,3 +186,42 @@ def test_assigned_parameters_need_names_of_their_own():
     with pytest.raises(AssertionError, match="already exists"):
         net.weight = gluon.Parameter("bias", shape=(3, 4))
     assert net.weight is weight and [*net.collect_params()] == names
+
+
+class Unnamed(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = gluon.Parameter(shape=(3,), init="ones")
+        self.offset = gluon.Constant([1.0, 2.0, 3.0])
+        self.shift = gluon.Constant(value=nd.ones(3))
+
+    def hybrid_forward(self, F, x, scale, offset, shift):
+        return x * (scale + offset + shift)
+
+
+def test_unnamed_parameters_take_the_names_of_their_attributes(tmp_path):
+    net, other = Unnamed(), Unnamed()
+    for block in (net, other):
+        names = [block.prefix + name for name in ("scale", "offset", "shift")]
+        assert list(block.collect_params()) == names
+        assert [p.name for p in block.collect_params().values()] == names
+        block.initialize()
+    trained(net, hybridize=True)
+    assert net.scale.data().asnumpy().tolist() == [0.5] * 3
+    net.save_parameters(str(tmp_path / "own.params"))
+    other.load_parameters(str(tmp_path / "own.params"))
+    assert other.scale.data().asnumpy().tolist() == [0.5] * 3
+    assert copy.deepcopy(net).scale.name == net.scale.name
+
+
+def test_names_of_unnamed_parameters_start_with_the_prefix():
+    net = nn.Block(prefix="weight")
+    net.weight = gluon.Parameter(shape=(2,))
+    assert net.weight.name == "weightweight"
+    assert gluon.Parameter(shape=(2,)).name == "weight" and gluon.Constant([2.0]).name == "const"
+
+
+def test_a_constant_requires_a_value():
+    for args in ((), ("name",)):
+        with pytest.raises(TypeError, match="argument value is missing"):
+            gluon.Constant(*args)

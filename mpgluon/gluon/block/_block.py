@@ -200,7 +200,7 @@ class Block(TreeNode):
         elif isinstance(value, Parameter):
             former = self._reg_params.get(name)
             kept = [p for key, p in self._reg_params.items() if key != name]
-            self.params.adopt(value, None if former in kept else former)
+            self.params.adopt(value, name, None if former in kept else former)
             self._reg_params[name] = value
         elif name in _NOTED or isinstance(existing, KINDS) is not isinstance(value, KINDS):
             structure_changes.note()

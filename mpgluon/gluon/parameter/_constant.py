@@ -32,8 +32,9 @@ class Constant(Parameter):
 
     Parameters
     ----------
-    name : str
-        Name of the constant.
+    name : str, optional
+        Name of the constant. ``Constant(value)`` gets the name of the block's attribute to which it
+        is assigned.
     value : NDArray or array-like
         Value, which determines shape and dtype.
 
@@ -43,13 +44,27 @@ class Constant(Parameter):
     Constant two (shape=(1,), dtype=<class 'numpy.float32'>)
     """
 
-    def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:
+    def __init__(
+        self,
+        name: str | ArrayLike | Sequence[Any] | None = None,
+        value: ArrayLike | Sequence[Any] | None = None,
+    ) -> None:
+        if value is None:
+            name, value = None, name
+        if value is None or isinstance(value, str):
+            raise TypeError("Constant: the argument value is missing")
+        named = name is not None
         if not isinstance(value, nd.NDArray):
             value = kinds.of_mode(nd.array(value))
         self.value = value
         super().__init__(
-            name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value)
+            str(name) if named else "const",
+            grad_req="null",
+            shape=value.shape,
+            dtype=value.dtype,
+            init=_Value(value),
         )
+        self.named = named
 
     def cast(self, dtype: DType) -> None:
         """Casts the value. A constant of integers ignores floating-point types, because indices

@@ -79,7 +79,7 @@ class Parameter(MXNetNames):
 
     Parameters
     ----------
-    name : str
+    name : str, default the name of the block's attribute to which it is assigned
         Name of the parameter, unique among the parameters of a Trainer.
     grad_req : {'write', 'add', 'null'}, default 'write'
         Whether backward overwrites the gradient, adds to it (call `zero_grad` between steps), or
@@ -127,7 +127,7 @@ class Parameter(MXNetNames):
 
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         grad_req: str = "write",
         shape: int | Sequence[int] | None = None,
         dtype: DType = np.float32,
@@ -139,6 +139,8 @@ class Parameter(MXNetNames):
         stype: str = "default",
         grad_stype: str = "default",
     ) -> None:
+        self.named = name is not None  # else adopt() gives it the name of the block's attribute
+        name = "weight" if name is None else name
         for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
             if value not in ("default", "row_sparse"):
                 raise MXNetAssertionError(

@@ -162,9 +162,10 @@ class ParameterDict:
                 param.owner = OWNED_BY_DICT
         self._params.update(other.items())
 
-    def adopt(self, param: Parameter, former: Parameter | None = None) -> None:
+    def adopt(self, param: Parameter, attribute: str, former: Parameter | None = None) -> None:
         """Adds a parameter that was created without a ParameterDict and became an attribute of a
-        block. The first dict that adopts it adds its prefix to the parameter's name. A parameter
+        block. The first dict that adopts it adds its prefix to the parameter's name, which is the
+        name of the attribute if the parameter was created without a name. A parameter
         that `get` created belongs only to its dict and is ignored, unless it replaces `former`.
 
         Raises
@@ -185,16 +186,17 @@ class ParameterDict:
             if former is not None:
                 self._params = {**kept, param.name: param}
             return
-        new = param.owner == UNOWNED and not param.name.startswith(self._prefix)
-        name = self._prefix + param.name if new else param.name
+        name = param.name if param.named else attribute
+        new = param.owner == UNOWNED and not (param.named and name.startswith(self._prefix))
+        name = self._prefix + name if new else name
         if kept.get(name, param) is not param:
             raise AssertionError(
                 f"Parameter '{name}' already exists in the block with prefix '{self._prefix}'; "
                 "give the parameters of a block different names"
             )
         self._params = {**kept, name: param}
-        if new:
-            param.name = name
+        if new or not param.named:
+            param.name, param.named = name, True
         param.owner = OWNED_BY_BLOCKS
 
     def initialize(
