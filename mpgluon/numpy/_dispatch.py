@@ -87,9 +87,13 @@ def has_ops(function: Any) -> bool:
     return _function_of(module, function.__name__) is not None
 
 
-def _by_ops(module, name, args, kwargs):
+def _by_ops(module, name, args, kwargs, on_copies):
     """Calls the function of mx.np. Returns NotImplemented if it doesn't have the arguments, or if
-    the result belongs in an array of NumPy."""
+    the result belongs in an array of NumPy.
+
+    If the function rejects the values of the arguments, such as a tuple of axes or arrays of
+    different dtypes, and NumPy accepts them, returns the result of ``on_copies()``.
+    """
     found = _function_of(module, name)
     if found is None:
         return NotImplemented
@@ -116,6 +120,13 @@ def _by_ops(module, name, args, kwargs):
         return function(*bound.args, **bound.kwargs)
     except NotImplementedError:  # an option without an op, such as where=
         return NotImplemented
+    except (_core.MXNetError, TypeError, ValueError, IndexError) as error:
+        if not _fallback.has_values(name, (*args, kwargs)):
+            raise
+        try:
+            return on_copies()
+        except Exception:
+            raise error from None
 
 
 def _is_np(name, values):
@@ -132,16 +143,20 @@ def _is_np(name, values):
 def array_ufunc(ufunc: np.ufunc, method: str, inputs: Any, kwargs: dict[str, Any]) -> Any:
     """Computes ufuncs with ops, or on copies of the values if no op exists."""
     name = ufunc.__name__
+    label = name if method == "__call__" else f"{name}.{method}"
+
+    def on_copies():
+        return _fallback.on_copies(label, getattr(ufunc, method), inputs, kwargs)
+
     if _is_np(name, (*inputs, kwargs)):
-        result = _ufunc_by_ops(name, method, inputs, kwargs)
+        result = _ufunc_by_ops(name, method, inputs, kwargs, on_copies)
     else:
         result = nd_rules.of_ufunc(ufunc, method, inputs, kwargs)
     if result is not NotImplemented:
         return result
-    label = name if method == "__call__" else f"{name}.{method}"
     if method == "at":
         _refuse_to_write(label, inputs)
-    return _fallback.on_copies(label, getattr(ufunc, method), inputs, kwargs)
+    return on_copies()
 
 
 def _refuse_to_write(name, args):
@@ -149,7 +164,7 @@ def _refuse_to_write(name, args):
         raise _core.MXNetError(f"numpy.{name} writes into an NDArray; assign with x[...] = values")
 
 
-def _ufunc_by_ops(name, method, inputs, kwargs):
+def _ufunc_by_ops(name, method, inputs, kwargs, on_copies):
     options = dict(kwargs)
     if "out" in options:
         options["out"] = options["out"][0] if len(options["out"]) == 1 else options["out"]
@@ -163,7 +178,7 @@ def _ufunc_by_ops(name, method, inputs, kwargs):
     inputs = [np.asarray(x) if isinstance(x, (list, tuple)) else x for x in inputs]
     if not any(isinstance(x, ndarray) for x in inputs):  # only `out` is an array
         return NotImplemented
-    return _by_ops("numpy", name, inputs, options)
+    return _by_ops("numpy", name, inputs, options, on_copies)
 
 
 @functools.cache
@@ -183,15 +198,19 @@ def _as_numpys(function, result):
 def array_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Computes NumPy's functions with ops, or on copies of the values if no op exists."""
     name = function.__name__
+
+    def on_copies():
+        return _fallback.on_copies(name, function._implementation, args, kwargs)
+
     if _is_np(name, (args, kwargs)):
         found = _function_of(function.__module__, name)
         names = [*found[1].parameters] if found else ()
-        args, kwargs = _fallback.with_names(function, args, kwargs, names)
-        result = _by_ops(function.__module__, name, args, kwargs)
+        given, named = _fallback.with_names(function, args, kwargs, names)
+        result = _by_ops(function.__module__, name, given, named, on_copies)
     else:
         result = nd_rules.of_function(function, args, kwargs)
     if result is not NotImplemented:
         return _as_numpys(function, result)
     if name in _WRITERS:
         _refuse_to_write(name, args)
-    return _fallback.on_copies(name, function._implementation, args, kwargs)
+    return on_copies()

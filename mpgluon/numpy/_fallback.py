@@ -192,6 +192,16 @@ def _check(name, arrays, gradient):
             )
 
 
+def has_values(name: str, arguments: Any) -> bool:
+    """True if NumPy can compute the function on copies: its arrays have values, and no gradient
+    would be lost."""
+    try:
+        _check(name, arrays_in(arguments), name not in WITHOUT_GRADIENT)
+    except _core.MXNetError:
+        return False
+    return True
+
+
 def _values(array):
     return array.asnumpy()
 

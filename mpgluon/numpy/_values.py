@@ -261,7 +261,7 @@ def ediff1d(ary: ndarray, to_end: Any = None, to_begin: Any = None) -> ndarray:
     ----------
     ary : ndarray
         The array.
-    to_end, to_begin : ndarray or float, optional
+    to_end, to_begin : ndarray, float or list, optional
         Values after and before the differences, flattened.
 
     Source: numpy.ediff1d
@@ -275,7 +275,13 @@ def ediff1d(ary: ndarray, to_end: Any = None, to_begin: Any = None) -> ndarray:
     check("ediff1d", ary=ary)
     found = diff(flat(ary))
     before, after = (
-        [] if x is None else [flat(x) if isinstance(x, ndarray) else filled((1,), x, found)]
+        []
+        if x is None
+        else [flat(x)]
+        if isinstance(x, ndarray)
+        else [constant(np.ravel(x), found.context, found.dtype)]
+        if isinstance(x, (list, tuple, np.ndarray))
+        else [filled((1,), x, found)]
         for x in (to_begin, to_end)
     )
     return joined([*before, found, *after], 0) if before or after else found

@@ -185,3 +185,44 @@ def test_numpy_functions_write_into_out_of_either_kind(name, positional):
             result = function(*call, *(defaults[key].default for key in middle), out)
         assert result is out
         onp.testing.assert_allclose(onp.asarray(out), expected, rtol=1e-5, atol=1e-6)
+
+
+COUNTS = onp.array([[1, 2, 3], [4, 5, 6]], "int64")
+BYTES = onp.array([10, 200], "uint8")
+# Arguments that mx.np's functions reject, but NumPy's accept
+ACCEPTED_BY_NUMPY = {
+    "several new axes": lambda a: onp.expand_dims(a(VALUES), (0, 2)),
+    "repeats as a list": lambda a: onp.repeat(a(VALUES), [1, 2], axis=0),
+    "indices as a list": lambda a: onp.take(a(VALUES), [0, 1], axis=1),
+    "negative index": lambda a: onp.take(a(VALUES), -1, axis=1),
+    "weights as a list": lambda a: onp.average(a(VALUES), axis=1, weights=[1.0, 2, 3]),
+    "weights of an axis": lambda a: onp.average(a(VALUES), axis=0, weights=a(VALUES[:, 0])),
+    "limits as arrays": lambda a: onp.clip(a(VALUES), a(VALUES[0] - 0.1), a(VALUES[0])),
+    "pairs of constants": lambda a: onp.pad(a(VALUES), 1, constant_values=((1, 2), (3, 4))),
+    "subscripts as lists": lambda a: onp.einsum(a(VALUES), [0, 1], [1, 0]),
+    "appended number": lambda a: onp.append(a(VALUES), 300),
+    "joined dtypes": lambda a: onp.vstack([a(VALUES.astype("float64")), a(COUNTS)]),
+    "product of dtypes": lambda a: onp.dot(a(VALUES), a(COUNTS.T)),
+    "product of integers": lambda a: onp.dot(a(COUNTS), a(COUNTS.T)),
+    "logic of dtypes": lambda a: onp.logical_and(a(COUNTS), a(VALUES)),
+    "comparison of dtypes": lambda a: onp.less(a(BYTES), a(onp.array([300]))),
+    "ends of differences": lambda a: onp.ediff1d(a(VALUES), to_end=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED_BY_NUMPY)
+def test_numpy_computes_calls_that_functions_of_mx_np_reject(case):
+    function = ACCEPTED_BY_NUMPY[case]
+    result, expected = function(lambda values: array(values, mx.cpu(1))), function(onp.asarray)
+    assert type(result) is mx.np.ndarray and result.context == mx.cpu(1)
+    assert result.shape == onp.shape(expected)
+    onp.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-6)
+
+
+def test_calls_that_both_reject_raise_the_error_of_mx_np():
+    x = array(VALUES)
+    with pytest.raises(_core.MXNetError, match="expand_dims: "):
+        onp.expand_dims(x, 7)
+    x.attach_grad()
+    with autograd.record(), pytest.raises(TypeError, match="axis"):
+        onp.expand_dims(x * 2, (0, 2))  # NumPy's result would lose the gradient
