@@ -255,3 +255,16 @@ def test_nd_array_of_an_np_array_is_of_nd():
     x = array(np.ones((), "float32"))
     assert type(nd.array(x)) is nd.NDArray and nd.array(x).shape == ()
     assert type(x.as_nd_ndarray().as_np_ndarray()) is type(x)
+
+
+@pytest.mark.parametrize("kind", ["np", "nd", "csr"])
+@pytest.mark.parametrize("values", [[1, 1], (1, 1), []], ids=str)
+def test_comparison_with_a_list_raises(kind, values):
+    """As in MXNet. Without the error, Python would compare the identities."""
+    x = nd.ones((2, 2))
+    x = {"np": x.as_np_ndarray(), "nd": x, "csr": x.tostype("csr")}[kind]
+    name = "np" if kind == "np" else "nd"
+    for compare in (lambda: x == values, lambda: x != values, lambda: values == x):
+        with pytest.raises(TypeError, match=f"an array cannot be compared .* with {name}.array"):
+            compare()
+    assert (x == None) is False and (x != "text") is True  # noqa: E711

@@ -124,6 +124,18 @@ static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, d
   return -1;
 }
 
+/* Returns NotImplemented for an operand of an unsupported type, with which == is then False and
+ * other operators raise TypeError. Raises TypeError for == of a list or tuple too, because its
+ * elements were probably meant to be compared. */
+static PyObject *unsupported(mpg_py_binary kind, PyObject *self, PyObject *other) {
+  if ((kind != MPG_PY_EQ && kind != MPG_PY_NE) || !(PyList_Check(other) || PyTuple_Check(other)))
+    Py_RETURN_NOTIMPLEMENTED;
+  bool numpy = mpg_py_is_array(self) && mpg_py_array_of(self)->numpy;
+  return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                      "an array cannot be compared with a %s; convert it with %s.array",
+                      Py_TYPE(other)->tp_name, numpy ? "np" : "nd");
+}
+
 /* Applies an operator to an array and an operand that is not an NDArray: a Python or NumPy number,
  * or a NumPy array. `reflected` is true if `other` is the left operand. */
 static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
@@ -139,7 +151,7 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
       return NULL;
     return with_scalar(op, self, scalar, out);
   }
-  if (!mpg_py_is_numpy(other)) Py_RETURN_NOTIMPLEMENTED;
+  if (!mpg_py_is_numpy(other)) return unsupported(kind, self, other);
   if (operator->array == NULL) return missing(names[kind].array);
   bool promotes = out == NULL && mpg_op_promotes(mpg_op_in(operator->array, true));
   PyObject *converted = mpg_py_operand(
@@ -164,7 +176,7 @@ static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObj
   PyObject *other = mpg_py_is_sparse(a) ? b : a;
   if (!left && !right && !mpg_py_is_array(other) && !mpg_py_is_sparse(other) &&
       !mpg_py_is_numpy(other))
-    Py_RETURN_NOTIMPLEMENTED;
+    return unsupported(kind, a, other);
   const char *name = left ? names[kind].reflected : right ? names[kind].scalar : names[kind].array;
   PyObject *op = PyDict_GetItemString(mpg_py->ops_by_name, name);
   if (op == NULL) return missing(name);
