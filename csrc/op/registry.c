@@ -522,11 +522,11 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   if (input > 0 && infer->inputs[0].dtype != dtype && infer->inputs[0].dtype != MPG_DTYPE_NONE)
     return mpg_infer_fail(infer,
                           "%s must be %s if the first input is %s, not %s; convert it with "
-                          "astype, or give arrays that the block creates dtype=x.dtype",
+                          "astype, or create it with dtype=x.dtype",
                           name, other, mpg_dtype_name(infer->inputs[0].dtype), own);
   return mpg_infer_fail(infer,
                         "%s must be %s, as the other inputs are, not %s; convert it with astype, "
-                        "or give arrays that the block creates dtype=x.dtype",
+                        "or create it with dtype=x.dtype",
                         name, other, own);
 }
 

@@ -20,6 +20,13 @@ def is_numpy(array: object) -> bool:
     return isinstance(array, ndarray)
 
 
+def type_name(value: object) -> str:
+    """Returns the name of a type for error messages. An array of NumPy is a ``numpy.ndarray``,
+    since ``mx.np.ndarray`` has the same short name."""
+    kind = type(value)
+    return f"numpy.{kind.__name__}" if kind.__module__ == "numpy" else kind.__name__
+
+
 def of_mode(array: NDArray) -> NDArray:
     """Returns a new array as the kind that the thread's switch selects."""
     return array.as_np_ndarray() if is_np_array() else array

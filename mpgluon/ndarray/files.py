@@ -108,7 +108,10 @@ def _suffix(fname):
 
 def _way(fname, writing):
     ways = _FORMATS.get(_suffix(fname))
-    return f"for that format use {ways[writing]}" if ways else ""
+    if not ways:
+        return ""
+    way = ways[writing].replace("nd.array", "np.array") if _core.is_np_array() else ways[writing]
+    return f"for that format use {way}"
 
 
 def _unwritable(fname, error):

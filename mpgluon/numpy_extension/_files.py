@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._core import NDArray, ndarray
+from .._internal import kinds
 from ..ndarray import files
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ __all__ = ["load", "save", "savez"]
 def _check(who, arrays):
     for name, array in arrays:
         if not isinstance(array, ndarray):
-            kind = "an array of mx.nd" if isinstance(array, NDArray) else type(array).__name__
-            way = "; use x.as_np_ndarray()" if isinstance(array, NDArray) else ""
+            old = isinstance(array, NDArray)
+            kind = "an array of mx.nd" if old else kinds.type_name(array)
+            way = f"; use {'x.as_np_ndarray()' if old else 'np.array(x)'}"
             raise _core.MXNetTypeError(f"{who}: {name} must be an array of mx.np, got {kind}{way}")
 
 

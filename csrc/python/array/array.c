@@ -77,38 +77,51 @@ mpg_array *mpg_py_expect_array(PyObject *object, const char *what) {
 }
 
 /* Returns advice for code that reads a value while a block is traced. */
-static const char *other_way(const char *what) {
+static const char *other_way(const char *what, bool numpy) {
   static const struct {
-    const char *what, *way;
+    const char *what, *way, *numpy_way;
   } ways[] = {
       {"bool()",
        "F.where(condition, a, b) chooses between elements, F.contrib.cond between computations; "
        "F.contrib.while_loop repeats while a condition holds; "
-       "F.contrib.boolean_mask picks rows"},
+       "F.contrib.boolean_mask picks rows",
+       "np.where(condition, a, b) chooses between elements, npx.cond between computations; "
+       "npx.while_loop repeats while a condition holds; x[mask] picks rows"},
       {"float()",
-       "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, ...)"},
+       "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, ...)",
+       "Keep it as an array and compute with it (a * b, np.where, ...)"},
       {"asscalar()",
        "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, "
-       "...)"},
+       "...)",
+       "Keep it as an array and compute with it (a * b, np.where, np.take, ...)"},
       {"item()",
        "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, "
-       "...)"},
+       "...)",
+       "Keep it as an array and compute with it (a * b, np.where, np.take, ...)"},
       {"int()",
        "Keep it as an array of one element and compute with F: F.take and F.pick choose by index, "
        "F.where by a condition, F.contrib.foreach and while_loop repeat; sizes must follow from "
-       "shapes"},
+       "shapes",
+       "Keep it as an array: np.take and npx.pick choose by index, np.where by a condition, "
+       "npx.foreach and npx.while_loop repeat; sizes must follow from shapes"},
       {"an index",
        "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and sizes must "
-       "follow from shapes"},
+       "follow from shapes",
+       "np.take and npx.pick choose by index, npx.foreach and npx.while_loop repeat, and sizes "
+       "must follow from shapes"},
       {"x[...] = value",
-       "Create a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
+       "Create a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy",
+       "Create a new array with np.where, np.concatenate or npx.index_update"},
       {"indexing by this array together with others, or in an assignment",
        "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where "
-       "chooses between elements"},
+       "chooses between elements",
+       "x[mask] picks rows by a mask, np.take by indices, np.where chooses between elements"},
   };
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
-    if (strcmp(what, ways[i].what) == 0) return ways[i].way;
-  return "Compute it with the ops of F (F.where, F.sum, ...), or move this step out of the block";
+    if (strcmp(what, ways[i].what) == 0) return numpy ? ways[i].numpy_way : ways[i].way;
+  return numpy ? "Compute it with ops (np.where, np.sum, ...), or move this step out of the block"
+               : "Compute it with the ops of F (F.where, F.sum, ...), or move this step out of the "
+                 "block";
 }
 
 static int refuse_value(const mpg_array *array, const char *what) {
@@ -125,7 +138,7 @@ static int refuse_value(const mpg_array *array, const char *what) {
                overwrites ? "values in a block are never overwritten"
                : captured ? "it would be read once, during tracing, and not in later calls"
                           : "it has a shape, a dtype and a device, but no value yet",
-               line ? line : Py_None, other_way(what),
+               line ? line : Py_None, other_way(what, array->numpy),
                captured ? "read it before the block is called, and pass the number as an argument"
                         : "call the block without hybridize()");
   Py_XDECREF(line);

@@ -60,9 +60,10 @@ static int assign_all(mpg_array *array, PyObject *value) {
  * single node on the tape, so its elements cannot come from different nodes. */
 static int refuse_recorded(PyObject *value) {
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
-  PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
-                  "a recorded value cannot be assigned to a part of an array; use nd.concat, "
-                  "nd.where or nd.scatter_nd");
+  PyErr_Format(mpg_py->errors[MPG_ERROR],
+               RECORDING "a recorded value cannot be assigned to a part of an array; use %s",
+               mpg_py_array_of(value)->numpy ? "np.concatenate, np.where or npx.index_update"
+                                             : "nd.concat, nd.where or nd.scatter_nd");
   return -1;
 }
 

@@ -184,10 +184,13 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
   shape = &g.shape;
   mpg_shape wanted = mpg_key_gathered_shape(&g);
   PyObject *result = NULL, *rows = NULL, *positions = NULL;
-  if (!array->numpy && looks_like_mask(key, shape, &g) &&
+  if (looks_like_mask(key, shape, &g) &&
       PyErr_WarnEx(PyExc_UserWarning,
-                   "an index array of 0 and 1 selects rows 0 and 1, as in MXNet; to select the "
-                   "rows where a mask is 1 use nd.contrib.boolean_mask(x, mask)",
+                   array->numpy
+                       ? "an index array of 0 and 1 selects rows 0 and 1, as in MXNet; to select "
+                         "the rows where a mask is 1 use x[mask.astype('bool')]"
+                       : "an index array of 0 and 1 selects rows 0 and 1, as in MXNet; to select "
+                         "the rows where a mask is 1 use nd.contrib.boolean_mask(x, mask)",
                    1) < 0)
     goto done;
   if (mpg_key_check_ndim(&wanted) < 0) goto done;

@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import _core, ndarray as nd
 from ..._internal.device_groups import check as check_groups, is_of_another_replica
+from ..._internal.kinds import type_name
 from ...base import MXNetError, MXNetTypeError, is_floating
 from ...context import computes, current_context
 from .._block_path import block_path
@@ -260,8 +261,8 @@ class HybridBlock(Block, Compilable):
             raise ValueError(
                 f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with "
                 "parameters must hold an NDArray, got "
-                f"{brief(type(arg).__name__ for arg in (x, *args))}; convert numbers with "
-                "nd.array(x)"
+                f"{brief(type_name(arg) for arg in (x, *args))}; convert numbers with "
+                f"{'np' if _core.is_np_array() else 'nd'}.array(x)"
             )
         arrays = {}
         strays = unknown = None
