@@ -251,6 +251,10 @@ BLOCK = {
     "append": "net.add(block)",
     "extend": "net.add(*blocks)",
     "compile": "net.hybridize()",
+    # Names of MXNet 2.0
+    "setattr": "net.collect_params().setattr(name, value)",
+    "share_parameters": "the argument params of the constructor, as in Dense(8, params=net.params)",
+    "reset_device": "net.collect_params().reset_ctx(ctx)",
 }
 
 # Attributes that PyTorch programs assign to Parameters. Here, an assignment would hide a method or
@@ -320,6 +324,8 @@ LAYERS = {
     "PixelShuffle": "mx.gluon.contrib.nn.PixelShuffle2D",
     "SyncBatchNorm": "mx.gluon.contrib.nn.SyncBatchNorm",
     "Parameter": "mx.gluon.Parameter",
+    "Concatenate": "mx.gluon.contrib.nn.Concurrent",
+    "HybridConcatenate": "mx.gluon.contrib.nn.HybridConcurrent",
     "Softmax": "nd.softmax, or HybridLambda('softmax')",
     "Identity": "HybridLambda(lambda F, x: x)",
     "Upsample": "HybridLambda(lambda F, x: F.UpSampling(x, scale=2, sample_type='nearest'))",
@@ -346,6 +352,8 @@ GLUON = {
     "Dense": "gluon.nn.Dense",
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
+    "metric": "mx.metric",
+    "probability": "np.random, and the losses of gluon.loss",
 }
 
 FUNCTIONS = {
@@ -367,7 +375,7 @@ FUNCTIONS = {
     "einsum": "nd.batch_dot(x, y) and x.transpose(axes), or numpy.einsum outside of hybridized "
     "blocks",
     "Tensor": "nd.NDArray",
-    "device": "mx.Context, or mx.gpu(0)",
+    "device": "mx.Context, mx.gpu(0), or mx.context.num_gpus",
     "compile": "net.hybridize()",
     "nn": "mx.gluon.nn",
     "from_torch": "nd.from_dlpack",
@@ -413,6 +421,7 @@ FUNCTIONS = {
 DATA = {
     "TensorDataset": GLUON["TensorDataset"],
     "default_collate": "gluon.data.default_batchify_fn",
+    "batchify": "the argument batchify_fn of a DataLoader, a function of a list of samples",
     "ChainDataset": "an IterableDataset whose __iter__ chains the data sets",
 }
 
@@ -625,42 +634,6 @@ def of_contrib(module, name):
         f"{CONTRIB[name]}",
         name=name,
     )
-
-
-# Names that mx.np and mx.npx lack -> the replacement.
-_OF_NUMPY = {
-    "np.in1d": "np.isin",
-    "np.msort": "np.sort(x, axis=0)",
-    "np.product": "np.prod",
-    "np.random.default_rng": "mx.random.seed, and the functions of np.random",
-    "np.random.seed": "mx.random.seed",
-    "np.save": "npx.save",
-    "np.load": "npx.load",
-    "np.savez": "npx.savez",
-    "np.seterr": "numpy.seterr, which affects only NumPy",
-    "npx.array": "np.array",
-    "npx.cpu_count": "os.cpu_count",
-    "npx.random.normal": "np.random.normal",
-    "npx.random.uniform": "np.random.uniform",
-} | dict.fromkeys(
-    "np.fv np.ipmt np.irr np.mirr np.nper np.npv np.pmt np.ppmt np.pv np.rate".split(),
-    "the package numpy-financial",
-)
-
-
-def of_numpy(module, name):
-    """Returns the error for an unknown name of mx.np, mx.npx or one of their modules.
-
-    It suggests a replacement, NumPy's function, or a near name.
-    """
-    inner = module.partition(".")[2]
-    short = inner.replace("numpy_extension", "npx").replace("numpy", "np", 1)
-    ways = {name: _OF_NUMPY.get(f"{short}.{name}", "")}
-    if not ways[name] and not name.startswith("_") and inner in ("numpy", "numpy.linalg"):
-        function = getattr(sys.modules[inner], name, None)
-        if callable(function) and not isinstance(function, type):
-            ways[name] = f"{inner}.{name}, which computes on copies of the values"
-    return of_module(module, name, ways)
 
 
 def of_op(name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._core import ndarray
-from .._internal.hints import of_numpy as _of_numpy
+from .._internal.numpy_hints import of_numpy as _of_numpy
 from . import (
     _creation,
     _diagonals,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._core import MXNetValueError, ndarray
+from .._internal.numpy_hints import list_names as _list_names
 from ._arguments import axes_of, axis_of, broadcast, check, common_shape, real_of, spread
 from ._draws import op as _op
 from ._fallback import LINALG
@@ -636,3 +637,6 @@ def _chained(arrays, sides):
         return matmul(product(i, k), product(k + 1, j))
 
     return product(0, count - 1)
+
+
+_list_names(__name__)

@@ -21,6 +21,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .._core import MXNetTypeError, MXNetValueError, ndarray
+from .._internal.numpy_hints import list_names as _list_names
 from ..random import seed as _seed
 from ._arguments import broadcast, common_shape
 from ._draws import Call, as_parameter, op, place_of, shape_of, values_of
@@ -736,3 +737,6 @@ def multivariate_normal(
     factors = broadcast(factors, (*batch, n, n)).reshape((matrices, n, n))
     draws = op("batch_dot")(call.noise("normal", 0, 1).transpose((1, 0, 2)), factors)
     return call.finish(mean + draws.transpose((1, 0, 2)).reshape(shape))
+
+
+_list_names(__name__)

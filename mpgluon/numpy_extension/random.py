@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._core import MXNetValueError, ndarray
+from .._internal.numpy_hints import list_names as _list_names
 from ..numpy._arguments import check
 from ..numpy._draws import Call, op, shape_of
 from ..numpy.random import seed
@@ -145,3 +146,6 @@ def categorical(
     check("random.categorical", data=data)
     result = _multinomial(data, shape=shape_of(shape), get_prob=get_prob, dtype=dtype)
     return list(result) if get_prob else result
+
+
+_list_names(__name__)

@@ -1,5 +1,7 @@
 """Errors for unknown names of mx.np and mx.npx, and the cost of importing mpgluon."""
 
+import operator
+
 import numpy
 import pytest
 
@@ -16,12 +18,46 @@ from support.processes import output_of
         ("np", "nanmaxx", "did you mean 'nanmax'"),
         ("np", "int32_", "has no attribute 'int32_'"),
         ("npx", "savee", "did you mean 'save'"),
+        ("np", "isscalar", "use numpy.isscalar$"),
+        ("np", "from_dlpack", r"use mx.nd.from_dlpack\(tensor\).as_np_ndarray\(\)"),
+        ("np", "int", "use int$"),
+        ("np", "object", "use NumPy's arrays"),
+        ("np", "testing", "use numpy.testing"),
+        ("np.random", "random", r"use np.random.uniform\(size=size\)"),
+        ("np.random", "standard_normal", r"use np.random.normal\(size=size\)"),
+        ("np.random", "default_rng", "use mx.random.seed"),
+        ("np.random", "bernoulli", "use npx.random.bernoulli"),
+        ("np.random", "norma", "did you mean 'normal'"),
+        ("np.linalg", "dett", "did you mean 'det'"),
         ("npx", "cpu_count", "use os.cpu_count"),
+        ("npx", "seed", "use np.random.seed"),
+        ("npx", "linalg", "use np.linalg"),
+        ("npx.random", "normal", "use np.random.normal"),
+        ("np.ndarray", "trace", r"use np.trace\(x\)"),
+        ("np.ndarray", "nbytes", "use x.size"),
+        ("gluon", "metric", "use mx.metric"),
+        ("gluon.data", "batchify", "use the argument batchify_fn"),
+        ("gluon.Block", "share_parameters", "use the argument params"),
+        ("gluon.nn", "HybridConcatenate", "HybridConcurrent"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_unknown_names_suggest_a_replacement(module, name, advice):
     with pytest.raises(AttributeError, match=advice):
-        getattr(getattr(mx, module), name)
+        getattr(operator.attrgetter(module)(mx), name)
+
+
+NAMES = (mx.np, mx.np.random, mx.np.linalg, mx.npx, mx.npx.random)
+
+
+@pytest.mark.parametrize("module", NAMES, ids=lambda module: module.__name__)
+def test_modules_list_public_names_only(module):
+    listed = [name for name in dir(module) if not name.startswith("_")]
+    if module is mx.np:
+        listed = [name for name in listed if name not in ("linalg", "random", "annotations")]
+        listed.remove("TYPE_CHECKING")
+    assert set(listed) <= {*module.__all__}
+    assert all(getattr(module, name) is not None or name == "newaxis" for name in module.__all__)
 
 
 @pytest.mark.parametrize("hybridize", [False, True])

@@ -1,0 +1,101 @@
+"""Suggestions in error messages for unknown names of mx.np and mx.npx."""
+
+from __future__ import annotations
+
+import sys
+
+from .hints import of_module
+
+# Names that mx.np and mx.npx lack -> the replacement.
+_NAMES = {
+    "np.Inf": "np.inf",
+    "np.NaN": "np.nan",
+    "np.cumprod": "np.exp(np.cumsum(np.log(x))) for positive numbers, or numpy.cumprod, which "
+    "computes on copies of the values",
+    "np.fmax": "np.maximum",
+    "np.fmin": "np.minimum",
+    "np.fmod": "x - np.trunc(x / y) * y",
+    "np.from_dlpack": "mx.nd.from_dlpack(tensor).as_np_ndarray()",
+    "np.in1d": "np.isin",
+    "np.load": "npx.load",
+    "np.msort": "np.sort(x, axis=0)",
+    "np.nanmean": "np.where(np.isnan(x), 0, x).sum() / (~np.isnan(x)).sum()",
+    "np.nansum": "np.where(np.isnan(x), 0, x).sum()",
+    "np.product": "np.prod",
+    "np.random.Generator": "mx.random.seed, and the functions of np.random",
+    "np.random.RandomState": "mx.random.seed, and the functions of np.random",
+    "np.random.bernoulli": "npx.random.bernoulli",
+    "np.random.default_rng": "mx.random.seed, and the functions of np.random",
+    "np.random.seed": "mx.random.seed",
+    "np.random.standard_gamma": "np.random.gamma(shape, size=size)",
+    "np.random.standard_normal": "np.random.normal(size=size)",
+    "np.save": "npx.save",
+    "np.savez": "npx.savez",
+    "np.seterr": "numpy.seterr, which affects only NumPy",
+    "np.testing": "numpy.testing, or mx.test_utils",
+    "npx.Custom": "mx.nd.Custom",
+    "npx.array": "np.array",
+    "npx.cpu_count": "os.cpu_count",
+    "npx.custom": "mx.nd.Custom",
+    "npx.from_dlpack": "mx.nd.from_dlpack(tensor).as_np_ndarray()",
+    "npx.from_numpy": "np.array",
+    "npx.linalg": "np.linalg",
+    "npx.random.normal": "np.random.normal",
+    "npx.random.uniform": "np.random.uniform",
+    "npx.seed": "np.random.seed",
+    "npx.to_dlpack_for_read": "mx.nd.to_dlpack_for_read",
+    "npx.to_dlpack_for_write": "mx.nd.to_dlpack_for_write",
+} | {
+    f"np.{name}": replacement
+    for names, replacement in (
+        ("fv ipmt irr mirr nper npv pmt ppmt pv rate", "the package numpy-financial"),
+        ("object complex complex64 complex128", "NumPy's arrays; devices have numbers only"),
+        (
+            "random.random random.random_sample random.ranf random.sample",
+            "np.random.uniform(size=size)",
+        ),
+    )
+    for name in names.split()
+}
+_NAMES |= {f"np.{kind}": kind for kind in ("bool", "float", "int", "str")}
+
+# Functions of NumPy that take no arrays or only describe them.
+_WITHOUT_ARRAYS = set(
+    "array2string base_repr binary_repr broadcast_shapes can_cast einsum_path errstate "
+    "format_float_positional format_float_scientific frombuffer fromfile fromfunction fromiter "
+    "fromregex fromstring genfromtxt get_printoptions geterr info isdtype isscalar issubdtype "
+    "iterable loadtxt memmap mintypecode nditer ndenumerate ndindex printoptions set_printoptions "
+    "show_config typename".split()
+)
+
+
+def list_names(module: str) -> None:
+    """Makes ``dir`` of a module list the names in ``__all__``, and its errors for unknown names
+    suggest a replacement."""
+    names = vars(sys.modules[module])
+
+    def missing(name):
+        raise of_numpy(module, name)
+
+    def listed():
+        return sorted({*names["__all__"], *(name for name in names if name.startswith("__"))})
+
+    names["__getattr__"], names["__dir__"] = missing, listed
+
+
+def of_numpy(module: str, name: str) -> AttributeError:
+    """Returns the error for an unknown name of mx.np, mx.npx or one of their modules.
+
+    It suggests a replacement, NumPy's function, or a near name.
+    """
+    inner = module.partition(".")[2]
+    short = inner.replace("numpy_extension", "npx").replace("numpy", "np", 1)
+    ways = {name: _NAMES.get(f"{short}.{name}", "")}
+    if not ways[name] and not name.startswith("_") and inner in ("numpy", "numpy.linalg"):
+        # vars() does not call NumPy's __getattr__, which warns for removed names.
+        function = vars(sys.modules[inner]).get(name)
+        if name in _WITHOUT_ARRAYS:
+            ways[name] = f"{inner}.{name}"
+        elif callable(function) and not isinstance(function, type):
+            ways[name] = f"{inner}.{name}, which computes on copies of the values"
+    return of_module(module, name, ways)
