@@ -20,7 +20,7 @@ from . import (
     _fallback,
     _nd_rules,  # noqa: F401 - registers more rules
 )
-from ._arguments import operand
+from ._arguments import choose, is_float, operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,39 @@ _PROMOTING = {"floor_divide", "matmul"}  # functions without an op that promote 
 _WRITERS = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
 
 
+def _exp2(x, out=None):
+    from .. import numpy as package
+
+    return package.power(2, x, out=out)
+
+
+def _positive(x, out=None):
+    from .. import numpy as package
+
+    return package.copy(x) if out is None else package.add(x, 0, out=out)
+
+
+def _without_nan(name, value):
+    """Returns a reduction that replaces NaNs by a number."""
+
+    def reduction(a, axis=None, dtype=None, out=None, keepdims=False):
+        from .. import numpy as package
+
+        a = choose(package.isnan(a), value, a) if is_float(a) else a
+        return getattr(package, name)(a, axis=axis, dtype=dtype, out=out, keepdims=keepdims)
+
+    return reduction
+
+
+# Functions of NumPy that mx.np lacks or computes on copies, as compositions of functions with ops.
+_COMPOSED = {
+    "exp2": _exp2,
+    "nanprod": _without_nan("prod", 1),
+    "nansum": _without_nan("sum", 0),
+    "positive": _positive,
+}
+
+
 @functools.cache
 def _function_of(module: str, name: str) -> tuple[Callable[..., Any], inspect.Signature] | None:
     """Returns the function of mx.np for a function of NumPy, and its signature; None if NumPy
@@ -75,16 +108,17 @@ def _function_of(module: str, name: str) -> tuple[Callable[..., Any], inspect.Si
     sources = {"numpy": package, "numpy.linalg": getattr(package, "linalg", None)}
     source = sources.get(module)
     name = name if hasattr(source, name) else _NAMES.get(name, name)
-    function = getattr(source, name, None)
+    function = _COMPOSED.get(name) or getattr(source, name, None)
     if function is None or hasattr(function, "on_copies"):
         return None
     return function, inspect.signature(function)
 
 
 def has_ops(function: Any) -> bool:
-    """True if a function of NumPy calls a function of mx.np."""
+    """True if a function of NumPy calls the function of mx.np of that name."""
     module = "numpy" if isinstance(function, np.ufunc) else function.__module__
-    return _function_of(module, function.__name__) is not None
+    name = function.__name__
+    return name not in _COMPOSED and _function_of(module, name) is not None
 
 
 def _by_ops(module, name, args, kwargs, on_copies):

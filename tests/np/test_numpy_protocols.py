@@ -7,6 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd, numpy_dispatch_protocol as lists
+from mpgluon.ndarray import _numpy_protocol as nd_rules
 from mpgluon.numpy import _dispatch
 
 VALUES = onp.array([[0.2, 0.45, 0.6], [0.3, 0.9, 0.5]], "float32")
@@ -226,3 +227,54 @@ def test_calls_that_both_reject_raise_the_error_of_mx_np():
     x.attach_grad()
     with autograd.record(), pytest.raises(TypeError, match="axis"):
         onp.expand_dims(x * 2, (0, 2))  # NumPy's result would lose the gradient
+
+
+def test_functions_recorded_for_arrays_of_mx_nd_are_recorded_for_mx_np():
+    """Except functions of shapes and addresses, which have no gradient."""
+    recorded = {*nd_rules._UNARY, *nd_rules._FUNCTIONS}
+    without = {"may_share_memory", "ndim", "shape", "shares_memory", "size"}
+    assert len(recorded) > 90
+    others = {f.__name__ for f in recorded if not _dispatch.has_ops(f)}
+    assert others == without | {*_dispatch._COMPOSED}
+
+
+COMPOSED = {
+    "exp2": lambda a: onp.exp2(a),
+    "nanprod": lambda a: onp.nanprod(a, axis=1),
+    "nansum": lambda a: onp.nansum(a, axis=0, keepdims=True),
+    "positive": lambda a: onp.positive(a),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_composed_functions_match_numpy_and_have_gradients(name):
+    values = VALUES.copy()
+    if name.startswith("nan"):
+        values[0, 1] = onp.nan
+    x = array(values)
+    x.attach_grad()
+    with autograd.record():
+        y = COMPOSED[name](x)
+    y.backward()
+    assert type(y) is mx.np.ndarray
+    onp.testing.assert_allclose(y.asnumpy(), COMPOSED[name](values), rtol=1e-6)
+    expected = onp.zeros_like(values)
+    for i in onp.ndindex(values.shape):
+        steps = [values.astype("float64") for _ in range(2)]
+        steps[0][i] -= 1e-4
+        steps[1][i] += 1e-4
+        low, high = (COMPOSED[name](each).sum() for each in steps)
+        expected[i] = (high - low) / 2e-4
+    onp.testing.assert_allclose(x.grad.asnumpy(), expected, rtol=1e-4, atol=1e-6)
+    integers = array(onp.array([[1, 2, 3]]))
+    if name != "exp2":
+        result = COMPOSED[name](integers)
+        onp.testing.assert_array_equal(result.asnumpy(), COMPOSED[name](onp.array([[1, 2, 3]])))
+
+
+def test_composed_functions_write_to_out():
+    x, out = array(VALUES), array(VALUES * 0)
+    assert onp.positive(x, out=out) is out and out.asnumpy().tolist() == VALUES.tolist()
+    total = array(onp.float32(0))
+    assert onp.nansum(x, out=total) is total
+    assert abs(total.item() - VALUES.sum()) < 1e-5
