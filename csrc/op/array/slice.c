@@ -52,11 +52,11 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < infer->num_inputs; i++) {
       mpg_shape *shape = &infer->inputs[i].shape;
-      int64_t own = shape->ndim == common.ndim ? shape->dims[axis] : -1;
-      if (shape->ndim >= 0)
-        shape->dims[axis < shape->ndim ? axis : 0] = axis < shape->ndim ? -1 : shape->dims[0];
+      bool has_axis = axis < shape->ndim;
+      int64_t own = has_axis ? shape->dims[axis] : -1;
+      if (has_axis) shape->dims[axis] = -1;
       bool fits = mpg_shape_merge(shape, &common);
-      if (shape->ndim == common.ndim) shape->dims[axis] = own;
+      if (axis < shape->ndim) shape->dims[axis] = own;
       if (!fits)
         return mpg_infer_fail(infer, "the arrays must have equal sizes in all dimensions except %d",
                               axis);

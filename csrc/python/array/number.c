@@ -118,9 +118,9 @@ static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, d
     return 0;
   PyErr_Format(PyExc_OverflowError,
                "%s: %S cannot be combined exactly with an array of dtype %s, because numbers are "
-               "doubles in ops; use an array, nd.array([%S], dtype='int64')",
+               "doubles in ops; use an array, %s.array([%S], dtype='int64')",
                names[kind].array, number, mpg_dtype_name(mpg_py_array_of(self)->tensor.desc.dtype),
-               number);
+               mpg_py_array_of(self)->numpy ? "np" : "nd", number);
   return -1;
 }
 

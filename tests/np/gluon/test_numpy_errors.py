@@ -1,5 +1,7 @@
 """Errors and warnings for arrays of mx.np name functions of mx.np and mx.npx, not of mx.nd or F."""
 
+import re
+
 import numpy as onp
 import pytest
 
@@ -56,6 +58,20 @@ def test_inputs_of_numpy_are_named_and_converted_by_np_array(tmp_path):
     message = r"must be an array of mx.np, got numpy.ndarray; use np.array\(x\)"
     with pytest.raises(TypeError, match=message):
         npx.save(str(tmp_path / "a.params"), {"a": values})
+
+
+def test_large_numbers_suggest_np_array():
+    with pytest.raises(OverflowError, match=r"use an array, np.array\("):
+        np.array([1], dtype="int64") + (2**53 + 1)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3), (3,)), ((3,), (2, 3)), ((2, 3), (2, 4))], ids=str)
+@pytest.mark.parametrize("join", [np.concatenate, lambda arrays: mx.nd.concat(*arrays, dim=0)])
+def test_concatenation_reports_the_shapes(join, shapes):
+    arrays = [np.ones(shape) for shape in shapes]
+    text = ", ".join(f"arg{i}: float32 {shape}" for i, shape in enumerate(shapes))
+    with pytest.raises(mx.MXNetError, match=rf"equal sizes.*\({re.escape(text)}\)"):
+        join(arrays)
 
 
 def test_float_indices_that_look_like_a_mask_warn():
