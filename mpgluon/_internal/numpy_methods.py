@@ -319,14 +319,18 @@ def _min(self, axis: Any = None, out: ndarray | None = None, keepdims: bool = Fa
     return _np().min(self, axis=axis, out=out, keepdims=keepdims)
 
 
-def _argmax(self, axis: int | None = None, out: ndarray | None = None) -> ndarray:
+def _argmax(
+    self, axis: int | None = None, out: ndarray | None = None, *, keepdims: bool = False
+) -> ndarray:
     """Returns the index, int64, of the maximum along an axis."""
-    return _np().argmax(self, axis=axis, out=out)
+    return _np().argmax(self, axis=axis, out=out, keepdims=keepdims)
 
 
-def _argmin(self, axis: int | None = None, out: ndarray | None = None) -> ndarray:
+def _argmin(
+    self, axis: int | None = None, out: ndarray | None = None, *, keepdims: bool = False
+) -> ndarray:
     """Returns the index, int64, of the minimum along an axis."""
-    return _np().argmin(self, axis=axis, out=out)
+    return _np().argmin(self, axis=axis, out=out, keepdims=keepdims)
 
 
 def _sum(
