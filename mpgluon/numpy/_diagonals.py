@@ -136,7 +136,8 @@ def diag_indices_from(arr: ndarray) -> tuple[ndarray, ...]:
 
     Examples
     --------
-    >>> [i.asnumpy().tolist() for i in mx.np.diag_indices_from(mx.nd.ones((2, 2)).as_np_ndarray())]
+    >>> x = mx.np.ones((2, 2))
+    >>> [i.asnumpy().tolist() for i in mx.np.diag_indices_from(x)]
     [[0, 1], [0, 1]]
     """
     check("diag_indices_from", arr=arr)
@@ -295,7 +296,8 @@ def tril_indices_from(arr: ndarray, k: int = 0) -> tuple[ndarray, ndarray]:
 
     Examples
     --------
-    >>> [i.asnumpy().tolist() for i in mx.np.tril_indices_from(mx.nd.ones((2, 2)).as_np_ndarray())]
+    >>> x = mx.np.ones((2, 2))
+    >>> [i.asnumpy().tolist() for i in mx.np.tril_indices_from(x)]
     [[0, 1, 1], [0, 0, 1]]
     """
     rows, columns = _matrix_shape("tril_indices_from", arr)
@@ -314,7 +316,8 @@ def triu_indices_from(arr: ndarray, k: int = 0) -> tuple[ndarray, ndarray]:
 
     Examples
     --------
-    >>> [i.asnumpy().tolist() for i in mx.np.triu_indices_from(mx.nd.ones((2, 2)).as_np_ndarray())]
+    >>> x = mx.np.ones((2, 2))
+    >>> [i.asnumpy().tolist() for i in mx.np.triu_indices_from(x)]
     [[0, 0, 1], [0, 1, 1]]
     """
     rows, columns = _matrix_shape("triu_indices_from", arr)

@@ -193,10 +193,12 @@ array([[3., 6.],
        [4., 8.]])
 
 divide(x1, x2, out=None, **ufunc) -> broadcast_div
+The quotient of two arrays, with broadcasting; float32 for integers and bools.
 >>> np.divide(np.array([1, 2]), 4)
 array([0.25, 0.5 ])
 
 true_divide(x1, x2, out=None, **ufunc) -> broadcast_div
+The quotient of two arrays, with broadcasting; float32 for integers and bools.
 >>> np.true_divide(3, np.array([1, 2]))
 array([3. , 1.5])
 

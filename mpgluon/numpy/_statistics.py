@@ -327,7 +327,8 @@ def corrcoef(
 
     Examples
     --------
-    >>> mx.np.corrcoef(mx.nd.array([[1, 2, 3], [3, 2, 1]]).as_np_ndarray()).asnumpy().tolist()
+    >>> x = mx.np.array([[1, 2, 3], [3, 2, 1]])
+    >>> mx.np.corrcoef(x).asnumpy().tolist()
     [[1.0, -1.0], [-1.0, 1.0]]
     """
     c = cov(x, y, rowvar, dtype=dtype)
@@ -507,7 +508,8 @@ def median(
 
     Examples
     --------
-    >>> mx.np.median(mx.nd.array([[1, 2, 9], [4, 5, 6]]).as_np_ndarray(), axis=1).asnumpy().tolist()
+    >>> x = mx.np.array([[1, 2, 9], [4, 5, 6]])
+    >>> mx.np.median(x, axis=1).asnumpy().tolist()
     [2.0, 5.0]
     """
     return _quantiles("median", a, 50, 100, axis, out, "midpoint", keepdims)
@@ -621,7 +623,8 @@ def bincount(x: ndarray, weights: ndarray | None = None, minlength: int = 0) -> 
 
     Examples
     --------
-    >>> mx.np.bincount(mx.nd.array([2, 0, 2], dtype="int32").as_np_ndarray()).asnumpy().tolist()
+    >>> x = mx.np.array([2, 0, 2], dtype="int32")
+    >>> mx.np.bincount(x).asnumpy().tolist()
     [1, 0, 2]
     """
     check("bincount", x=x)
