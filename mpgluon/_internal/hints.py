@@ -253,7 +253,7 @@ BLOCK = {
     "compile": "net.hybridize()",
     # Names of MXNet 2.0
     "setattr": "net.collect_params().setattr(name, value)",
-    "share_parameters": "the argument params of the constructor, as in Dense(8, params=net.params)",
+    "share_parameters": "nn.Dense(8, params=net.params), or another constructor",
     "reset_device": "net.collect_params().reset_ctx(ctx)",
 }
 
@@ -353,7 +353,6 @@ GLUON = {
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
     "metric": "mx.metric",
-    "probability": "np.random, and the losses of gluon.loss",
 }
 
 FUNCTIONS = {
@@ -375,7 +374,7 @@ FUNCTIONS = {
     "einsum": "nd.batch_dot(x, y) and x.transpose(axes), or numpy.einsum outside of hybridized "
     "blocks",
     "Tensor": "nd.NDArray",
-    "device": "mx.Context, mx.gpu(0), or mx.context.num_gpus",
+    "device": "mx.Context, or mx.gpu(0)",
     "compile": "net.hybridize()",
     "nn": "mx.gluon.nn",
     "from_torch": "nd.from_dlpack",
@@ -421,7 +420,7 @@ FUNCTIONS = {
 DATA = {
     "TensorDataset": GLUON["TensorDataset"],
     "default_collate": "gluon.data.default_batchify_fn",
-    "batchify": "the argument batchify_fn of a DataLoader, a function of a list of samples",
+    "batchify": "gluon.data.DataLoader(data, size, batchify_fn=f) with a function of samples",
     "ChainDataset": "an IterableDataset whose __iter__ chains the data sets",
 }
 

@@ -36,8 +36,8 @@ from support.processes import output_of
         ("np.ndarray", "trace", r"use np.trace\(x\)"),
         ("np.ndarray", "nbytes", "use x.size"),
         ("gluon", "metric", "use mx.metric"),
-        ("gluon.data", "batchify", "use the argument batchify_fn"),
-        ("gluon.Block", "share_parameters", "use the argument params"),
+        ("gluon.data", "batchify", "batchify_fn=f"),
+        ("gluon.Block", "share_parameters", "use nn.Dense.8, params=net.params"),
         ("gluon.nn", "HybridConcatenate", "HybridConcurrent"),
     ],
 )

@@ -190,6 +190,11 @@ fit | gluon.contrib.estimator.Estimator(net, loss) | callable(r.fit)
 append | net.add(block) | list(net)[-1] is block
 extend | net.add(*blocks) | list(net)[-2:] == blocks
 compile | net.hybridize() | net(x) is not None and len(net.compiled()) == 1
+setattr | net.collect_params().setattr(name, value) | \
+{p.grad_req for p in net.collect_params().values()} == {'null'} | name, value = 'grad_req', 'null'
+share_parameters | nn.Dense(8, params=net.params) | isinstance(r, nn.Dense)
+reset_device | net.collect_params().reset_ctx(ctx) | \
+{c for p in net.collect_params().values() for c in p.list_ctx()} == {ctx} | ctx = mx.cpu(1)
 """
 PARAMETER = """
 requires_grad | param.grad_req | r == 'write'
@@ -253,6 +258,8 @@ L1Loss | mx.gluon.loss.L1Loss | same(r()(x, y), abs(X - Y).mean(1))
 PixelShuffle | mx.gluon.contrib.nn.PixelShuffle2D | \
 r(2)(nd.ones((1, 4, 3, 3))).shape == (1, 1, 6, 6)
 SyncBatchNorm | mx.gluon.contrib.nn.SyncBatchNorm | issubclass(r, gluon.HybridBlock)
+Concatenate | mx.gluon.contrib.nn.Concurrent | r().axis == -1
+HybridConcatenate | mx.gluon.contrib.nn.HybridConcurrent | r().axis == -1
 Parameter | mx.gluon.Parameter | same(owned(r)(x), 2 * X)
 Softmax | nd.softmax | same(r(x), EXP / EXP.sum(1, keepdims=True))
 Softmax | HybridLambda('softmax') | same(r(x), EXP / EXP.sum(1, keepdims=True))
@@ -297,6 +304,7 @@ same(r, [1, 2, 0, 0]) | x, missing = nd.array([1, 2]), 2
 pad_sequence | nd.stack(*arrays) | r.shape == (2, 2, 3) | arrays = [x, x]
 Dense | gluon.nn.Dense | r is nn.Dense
 Sequential | gluon.nn.Sequential | r is nn.Sequential
+metric | mx.metric | r.Accuracy().name == 'accuracy'
 HybridSequential | gluon.nn.HybridSequential | r is nn.HybridSequential
 """
 FUNCTIONS = """
@@ -404,6 +412,8 @@ FUNCTIONS += "".join(
 DATA = """
 TensorDataset | gluon.data.ArrayDataset | len(r(x, y)) == 2
 default_collate | gluon.data.default_batchify_fn | same(r([1, 2]), [1, 2])
+batchify | gluon.data.DataLoader(data, size, batchify_fn=f) | list(r) == [3, 3] | \
+data, size, f = [1, 2, 3, 0], 2, sum
 ChainDataset | an IterableDataset | list(chained()) == [0, 1, 0, 1]
 """
 TEXT = """
