@@ -496,6 +496,8 @@ class LAMB(DecayedMeans):
     LAMB(learning_rate=0.001, upper_bound=10.0, wd=0.0)
     """
 
+    _passes_lists = True
+
     def __init__(
         self,
         learning_rate: float = Default(0.001),

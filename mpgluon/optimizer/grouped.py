@@ -48,9 +48,21 @@ class GroupedOptimizer(Optimizer):
     `_step_one(index, weight, grad, state, lr, wd)`, or, with `combines`, `_phases`.
     """
 
+    # True if a user's `update` of a subclass gets lists, as in MXNet for SGD, LARS and LAMB.
+    _passes_lists = False
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.aggregate_num: int = aggregation_size()
+        grouped = self._passes_lists or not self._is_overridden()
+        self.aggregate_num: int = aggregation_size() if grouped else 0
+
+    def _is_overridden(self):
+        """True if a user's subclass overrides the update."""
+        kind = type(self)
+        return (
+            kind.update is not GroupedOptimizer.update
+            or kind.update_multi_precision is not Optimizer.update_multi_precision
+        )
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         indices, weights, grads, states = as_lists(index, weight, grad, state)

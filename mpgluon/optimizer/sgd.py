@@ -121,6 +121,8 @@ class SGD(_Momentum):
     SGD(learning_rate=0.01, momentum=0.9, wd=0.0001)
     """
 
+    _passes_lists = True
+
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
         super().__init__(momentum=momentum, **kwargs)
         self.lazy_update = lazy_update
@@ -357,6 +359,8 @@ class LARS(_Momentum):
     >>> mx.optimizer.LARS(momentum=0.9, eta=0.01)
     LARS(learning_rate=0.01, momentum=0.9, eta=0.01, wd=0.0)
     """
+
+    _passes_lists = True
 
     def __init__(
         self,

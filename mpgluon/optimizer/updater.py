@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -68,8 +69,26 @@ class Updater:
         return min(member.aggregate_num for member in self.optimizer.members)
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        with _core.Scope((_core.set_uncast, True)):  # amp must not cast the update ops' inputs
+        # amp must not cast the update ops' inputs.
+        with _core.Scope((_core.set_uncast, True)), self._explaining_kinds():
             self._call(index, grad, weight)
+
+    @contextmanager
+    def _explaining_kinds(self):
+        """Returns a scope that explains the error of a user's optimizer that mixes arrays of mx.np
+        with the arrays of mx.nd that it gets."""
+        try:
+            yield
+        except _core.MXNetTypeError as error:
+            kinds = {type(member) for member in self.optimizer.members}
+            own = [kind for kind in kinds if not kind.__module__.startswith("mpgluon.")]
+            if not own or "mx.nd" not in str(error) or error.__cause__ is not None:
+                raise
+            names = ", ".join(sorted(kind.__name__ for kind in own))
+            raise _core.MXNetTypeError(
+                f"{names}: {error}; create_state and update of optimizers get arrays of mx.nd, so "
+                "use mx.nd in them, or weight.as_np_ndarray()"
+            ) from error
 
     def _call(self, index, grad, weight):
         if isinstance(index, (list, tuple)):
@@ -117,9 +136,10 @@ class Updater:
     def update_alike(self, device_id: int, parts: Iterable[Any]) -> None:
         """Updates weights in lists that `alike` has returned."""
         self.optimizer.count_on(device_id)
-        for indices, grads, weights in parts:
-            self.prepare(indices, weights)
-            self._update(indices, grads, weights)
+        with self._explaining_kinds():
+            for indices, grads, weights in parts:
+                self.prepare(indices, weights)
+                self._update(indices, grads, weights)
 
     def _update_rows(self, index, grad, weight):
         """Updates one weight if gradient or weight is sparse."""
@@ -148,7 +168,7 @@ class Updater:
         for index, weight in zip(indices, weights):
             optimizer = self.optimizer.of(index)
             if index not in self.states:
-                with optimizer.numbers_of(index, create=True):
+                with optimizer.numbers_of(index, create=True), self._explaining_kinds():
                     self.states[index] = optimizer.create_state_multi_precision(index, weight)
             elif not self.states_synced.get(index):
                 state = self.sync_state_context(self.states[index], weight.context)

@@ -95,6 +95,75 @@ def test_subclasses_of_own_optimizers_get_arrays_of_nd():
     both(train)
 
 
+LISTS = ("sgd", "ccsgd", "lars", "lamb")  # optimizers whose `update` gets lists in MXNet
+
+
+@pytest.mark.parametrize("method", ["update", "update_multi_precision"])
+@pytest.mark.parametrize("name", OWN)
+def test_overridden_updates_get_single_arrays_except_where_mxnet_passes_lists(name, method):
+    short, options = name.split()[0], OPTIMIZERS[name]
+    base = mx.optimizer.Optimizer.class_of(short)
+
+    class Own(base):
+        seen = frozenset()
+
+        def update(self, index, weight, grad, state):
+            self._see(index, weight, grad)
+            super().update(index, weight, grad, state)
+
+        def update_multi_precision(self, index, weight, grad, state):
+            self._see(index, weight, grad)
+            super().update_multi_precision(index, weight, grad, state)
+
+        def _see(self, *given):
+            self.seen = self.seen | {isinstance(part, list) for part in given}
+
+    setattr(Own, method, vars(Own)[method])
+    delattr(Own, {"update": "update_multi_precision"}.get(method, "update"))
+
+    def train(optimizer):
+        mx.random.seed(3)
+        net = network()
+        net(array(DATA, False))
+        trainer = gluon.Trainer(net.collect_params(), optimizer)
+        return [value.asnumpy() for value in trained(net, trainer, False)]
+
+    own = Own(**options)
+    for result, expected in zip(train(own), train(base(**options))):
+        same_bits(result, expected)
+    assert own.seen == {short in LISTS}
+
+
+class MixedState(mx.optimizer.Optimizer):
+    def create_state(self, index, weight):
+        return mx.np.zeros(weight.shape)
+
+
+class Multiplies(MixedState):
+    def update(self, index, weight, grad, state):
+        weight[:] = weight - state * grad
+
+
+class Assigns(MixedState):
+    def update(self, index, weight, grad, state):
+        state[:] = grad
+
+
+class Copies(mx.optimizer.Adam):
+    def create_state(self, index, weight):
+        return mx.np.zeros_like(weight)
+
+
+@pytest.mark.parametrize("optimizer", [Multiplies, Assigns, Copies])
+def test_optimizers_that_mix_kinds_raise_an_error_that_tells_what_they_get(optimizer):
+    npx.set_np()
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), optimizer())
+    message = f"^{optimizer.__name__}: .*of optimizers get arrays of mx.nd.*as_np_ndarray"
+    with pytest.raises(TypeError, match=message):
+        trained(net, trainer, True)
+
+
 INITIALIZERS = [
     init.Zero(),
     init.One(),
