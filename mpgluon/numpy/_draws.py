@@ -23,7 +23,7 @@ def op(name: str) -> _core.Op:
     return _core.get_op("_npi_" + name)
 
 
-_cast, _copy_to, _full = map(op, ["cast", "_copyto", "_full"])
+_block, _cast, _copy_to, _full = map(op, ["BlockGrad", "cast", "_copyto", "_full"])
 
 
 def shape_of(size: Any) -> tuple[int, ...]:
@@ -57,11 +57,16 @@ def as_parameter(name, key, value, ctx):
     return _core.array(values, ctx, "float64").as_np_ndarray()
 
 
-# Conditions of `Call.values`, as error messages word them, with their tests of numbers
+# The largest mean of a Poisson distribution whose draws fit into int64, as in NumPy
+LARGEST_MEAN = 2.0**63 - 10 * 2.0**31.5
+
+# Conditions of `Call.values`, as error messages word them, with their tests of numbers and arrays
 _CONDITIONS = {
     "be positive": lambda value: value > 0,
     "not be negative": lambda value: value >= 0,
-    "be from 0 to 1": lambda value: 0 <= value <= 1,
+    "be from 0 to 1": lambda value: (value >= 0) * (value <= 1),
+    "be above 0 and at most 1": lambda value: (value > 0) * (value <= 1),
+    "be from 0 to 9.2e18": lambda value: (value >= 0) * (value <= LARGEST_MEAN),
 }
 
 
@@ -92,6 +97,7 @@ class Call:
         self.dtype = _core.dtype_name(dtype)
         self.out = out
         self.work = "float64" if counts or self.dtype == "float64" else "float32"
+        self._unchecked = []  # conditions of array elements that the next draw of noise checks
 
     def _broadcast(self, shapes, size):
         if size is not None:
@@ -107,10 +113,13 @@ class Call:
 
     def values(self, **conditions):
         """Returns the parameters as numbers, or as arrays of the working dtype. Raises an error if
-        a number doesn't meet the condition that is given for its parameter."""
+        a number doesn't meet the condition that is given for its parameter. Elements of arrays
+        raise an error when the first `noise` is drawn."""
         for key, condition in conditions.items():
             value = self.params[key]
-            if not isinstance(value, ndarray) and not _CONDITIONS[condition](value):
+            if isinstance(value, ndarray):
+                self.require(_CONDITIONS[condition](value))
+            elif not _CONDITIONS[condition](value):
                 raise MXNetValueError(f"random.{self.name}: {key} must {condition}, got {value}")
         return [
             self.cast(value, self.work) if isinstance(value, ndarray) else value
@@ -134,8 +143,25 @@ class Call:
             return broadcast(value, self.shape)
         return _full(self.shape, value, dtype=self.work, ctx=self.ctx)
 
+    def require(self, valid):
+        """Makes the next `noise` raise an error if an element of `valid` is false."""
+        self._unchecked.append(valid)
+
+    def _checks(self):
+        """Returns an array of the result's shape: 1, or -1 if a condition isn't met."""
+        valid = 1
+        for each in self._unchecked:
+            valid = self.cast(each, self.work) * valid
+        self._unchecked = []
+        return self.filled(2 * valid - 1)
+
     def noise(self, name, *params):
         """Draws from a distribution whose parameters are numbers, in the working dtype."""
+        if self._unchecked and name in ("normal", "exponential"):
+            # The ops for arrays of parameters draw the same numbers and refuse a negative scale.
+            checks = self._checks()
+            params = [checks] if name == "exponential" else [checks * 0, checks]
+            return op("_sample_" + name)(*params, dtype=self.work)
         return op("_random_" + name)(*params, shape=self.shape, dtype=self.work, ctx=self.ctx)
 
     def exponential(self):
@@ -157,6 +183,31 @@ class Call:
         if any(isinstance(value, ndarray) for value in values):
             return op("_sample_" + name)(*map(self.filled, values), **options)
         return op("_random_" + name)(*values, shape=self.shape, ctx=self.ctx, **options)
+
+    def differentiable(self, draws, *parts):
+        """Returns draws with gradients: `parts` are parameters and functions that map the draws to
+        their derivatives by the parameter. The values remain those of the draws."""
+        arrays = [value for value, _ in parts if isinstance(value, ndarray)]
+        if self.out is not None or not any(_core.is_recording() or a._traced for a in arrays):
+            return draws
+        values = self.cast(_block(draws), self.work)
+        for value, derivative in parts:
+            if isinstance(value, ndarray):
+                zero = value - _block(value)
+                draws = draws + self.cast(zero * _block(derivative(values)), self.dtype)
+        return draws
+
+    def uniform(self, low, high):
+        """Returns the result for the uniform distribution."""
+
+        def fraction(values):
+            length = high - low
+            return (values - low) / (length + (length == 0))
+
+        draws = self.direct("uniform", low, high)
+        return self.differentiable(
+            draws, (low, lambda values: 1 - fraction(values)), (high, fraction)
+        )
 
     def normal(self, loc, scale):
         """Returns the result for the normal distribution."""

@@ -11,7 +11,7 @@ import numpy as _np
 from .. import _core
 from .._core import MXNetValueError, NDArray, ndarray
 from .._internal import graph_breaks
-from ._arguments import check
+from ._arguments import broadcast, check
 from ._draws import as_parameter, op, place_of, shape_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _arange, _argsort, _block, _cast, _copy_to = map(
 )
 _full, _shuffled, _take = map(op, ["_full", "_shuffle", "take"])
 _integers, _multinomial = map(op, ["_random_randint", "_sample_multinomial"])
-_exponential, _scatter_sum = map(op, ["_random_exponential", "_backward_take"])
+_exponential, _scatter_sum = map(op, ["_sample_exponential", "_backward_take"])
 
 
 def _probabilities(name, key, values, ctx):
@@ -148,6 +148,7 @@ def choice(
     if total < 1 and count:
         raise MXNetValueError("random.choice: a must not be empty")
     if p is not None:
+        chances = p
         p = _probabilities("choice", "p", p, place)
         if p.shape != (total,):
             raise MXNetValueError(
@@ -157,6 +158,13 @@ def choice(
         raise MXNetValueError(
             f"random.choice: cannot draw {count} of {total} elements without replacement"
         )
+    if not replace and p is not None and not isinstance(chances, ndarray):
+        possible = _np.count_nonzero(chances)
+        if possible < count:
+            raise MXNetValueError(
+                f"random.choice: cannot draw {count} elements without replacement, because p is "
+                f"above 0 for {possible}"
+            )
     result = _chosen(total, shape, count, replace, p, place)
     if items is not None:
         result = _take(items, result, axis=0)
@@ -184,8 +192,11 @@ def _chosen(total, shape, count, replace, p, ctx):
         order = _shuffled(_arange(0, total, dtype="int64", ctx=ctx))
     else:
         # The first arrivals of independent Poisson processes with the rates p
-        times = _exponential(1, shape=(total,), ctx=ctx, dtype="float64")
-        order = _argsort(times / _cast(_block(p), dtype="float64"), dtype="int64")
+        rates = _cast(_block(p), dtype="float64")
+        # Draws the numbers of the distribution with the rate 1. A negative rate raises an error.
+        enough = _cast(rates > 0, dtype="float64").sum() >= count
+        checks = broadcast(2 * _cast(enough, dtype="float64") - 1, (total,))
+        order = _argsort(_exponential(checks, dtype="float64") / rates, dtype="int64")
     return order[:count].reshape(shape)
 
 

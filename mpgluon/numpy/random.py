@@ -8,10 +8,11 @@ The samplers are composed of the ops of ``mx.nd.random``. Equal calls therefore 
 ``mx.np.random.uniform(size=3)`` and ``mx.nd.random.uniform(shape=3)``. A hybridized block draws new
 numbers in every call. Draws that are a differentiable function of their parameters and of noise
 have gradients (the reparameterization trick): normal, lognormal, laplace, gumbel, logistic,
-exponential, weibull, pareto, power and rayleigh. The gradients of other draws are zero.
+exponential, weibull, pareto, power, rayleigh and uniform, gamma by its scale, and
+multivariate_normal by its mean. The gradients of other parameters are zero.
 
-Numbers that are invalid parameters raise MXNetError, as a ValueError, at once. Arrays are checked,
-if at all, when the numbers are drawn.
+Invalid parameters raise MXNetError, as a ValueError: numbers at once, and elements of arrays when
+the numbers are drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .._core import MXNetTypeError, MXNetValueError, ndarray
 from .._internal.numpy_hints import list_names as _list_names
 from ..random import seed as _seed
 from ._arguments import broadcast, common_shape
-from ._draws import Call, as_parameter, op, place_of, shape_of, values_of
+from ._draws import LARGEST_MEAN, Call, as_parameter, op, place_of, shape_of, values_of
 from ._selections import choice, multinomial, permutation, shuffle
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ __all__ = [
 ]
 
 
-_block, _exp, _expm1, _floor, _log = map(op, ["BlockGrad", "exp", "expm1", "floor", "log"])
+_block, _cast, _exp, _expm1, _floor, _log = map(
+    op, ["BlockGrad", "cast", "exp", "expm1", "floor", "log"]
+)
 _sigmoid, _softmax, _sqrt = map(op, ["sigmoid", "softmax", "sqrt"])
 _eigenvectors = op("_linalg_syevd")
 
@@ -100,7 +103,7 @@ def uniform(
     Parameters
     ----------
     low, high
-        Bounds; low must not be above high. Their gradients are zero.
+        Bounds; low must not be above high.
     size
         The shape of the result; None for the shape of the parameters.
     dtype
@@ -117,7 +120,7 @@ def uniform(
     ((2, 3), 'float32', ())
     """
     call = Call("uniform", {"low": low, "high": high}, size, dtype, ctx, device, out)
-    return call.direct("uniform", *call.values())
+    return call.uniform(*call.values())
 
 
 def normal(
@@ -394,10 +397,21 @@ def rayleigh(
 # --- Distributions composed of gamma draws --------------------------------------------------------
 
 
+def _negative_if(value, refused):
+    """Returns a parameter with negative numbers, which the ops refuse, in place of the elements of
+    an array for which the function `refused` is true."""
+    if not isinstance(value, ndarray):
+        return value
+    return value - 2 * value * _cast(refused(value), dtype=value.dtype)
+
+
 def _positive(value):
     """Returns a parameter that must be positive for the op of the gamma distribution. The op
-    refuses negative elements only, so elements that are 0 are replaced by -1."""
-    return value - (value == 0) if isinstance(value, ndarray) else value
+    refuses negative elements only, so 2 is subtracted from elements that aren't positive: they
+    are below 0 even if 1 is added."""
+    if not isinstance(value, ndarray):
+        return value
+    return value - 2 * _cast(value <= 0, dtype=value.dtype)
 
 
 def _log_gamma(call, a):
@@ -423,7 +437,8 @@ def gamma(
 ) -> ndarray:
     """Draws from the gamma distribution with shape ``shape`` and scale ``scale``.
 
-    Both must be positive. `uniform` describes the other arguments.
+    Both must be positive. The gradient of ``shape`` is zero. `uniform` describes the other
+    arguments.
 
     Examples
     --------
@@ -432,7 +447,8 @@ def gamma(
     """
     call = Call("gamma", {"shape": shape, "scale": scale}, size, dtype, ctx, device, out)
     shape, scale = call.values(shape="be positive", scale="be positive")
-    return call.direct("gamma", _positive(shape), _positive(scale))
+    draws = call.direct("gamma", _positive(shape), _positive(scale))
+    return call.differentiable(draws, (scale, lambda values: values / scale))
 
 
 def chisquare(
@@ -446,7 +462,7 @@ def chisquare(
 ) -> ndarray:
     """Draws from the chi-square distribution with ``df`` degrees of freedom.
 
-    ``df`` must be positive. `uniform` describes the other arguments.
+    ``df`` must be positive. Its gradient is zero. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -470,7 +486,7 @@ def f(
 ) -> ndarray:
     """Draws from the F distribution with ``dfnum`` and ``dfden`` degrees of freedom.
 
-    Both must be positive. `uniform` describes the other arguments.
+    Both must be positive. Their gradients are zero. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -496,7 +512,7 @@ def beta(
     """Draws from the beta distribution, whose density is proportional to
     x ** (a - 1) * (1 - x) ** (b - 1).
 
-    Both must be positive. `uniform` describes the other arguments.
+    Both must be positive. Their gradients are zero. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -519,9 +535,9 @@ def dirichlet(
 ) -> ndarray:
     """Draws probabilities of outcomes from the Dirichlet distribution.
 
-    ``alpha``, an array (..., outcomes), has the positive concentrations. ``size`` is the shape of
-    the draws for every row of ``alpha``, so the result has the shape ``(*size, *alpha.shape)``.
-    `uniform` describes the other arguments.
+    ``alpha``, an array (..., outcomes), has the positive concentrations. Their gradients are zero.
+    ``size`` is the shape of the draws for every row of ``alpha``, so the result has the shape
+    ``(*size, *alpha.shape)``. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -548,8 +564,8 @@ def poisson(
 ) -> ndarray:
     """Draws from the Poisson distribution with mean ``lam``.
 
-    ``lam`` must not be negative. ``dtype`` is any dtype; None for int64. `uniform`
-    describes the other arguments.
+    ``lam`` must not be negative, and at most 9.2e18. ``dtype`` is any dtype; None for int64.
+    Gradients of the parameters of integer draws are zero. `uniform` describes the other arguments.
 
     Examples
     --------
@@ -558,8 +574,8 @@ def poisson(
     ((3,), 'int64')
     """
     call = Call("poisson", {"lam": lam}, size, dtype, ctx, device, out, counts=True)
-    (lam,) = call.values(lam="not be negative")
-    return call.finish(call.drawn("poisson", lam))
+    (lam,) = call.values(lam="be from 0 to 9.2e18")
+    return call.finish(call.drawn("poisson", _negative_if(lam, lambda mean: mean > LARGEST_MEAN)))
 
 
 def negative_binomial(
@@ -574,8 +590,8 @@ def negative_binomial(
 ) -> ndarray:
     """Draws numbers of failures before the ``n``-th success, which has probability ``p``.
 
-    ``n`` must be positive but need not be an integer, and ``p`` must be from 0 to 1. `poisson`
-    describes the other arguments.
+    ``n`` must be positive but need not be an integer. ``p`` must be above 0 and at most 1.
+    `poisson` describes the other arguments.
 
     Examples
     --------
@@ -583,10 +599,10 @@ def negative_binomial(
     (4,)
     """
     call = Call("negative_binomial", {"n": n, "p": p}, size, dtype, ctx, device, out, counts=True)
-    n, p = call.values(n="be positive", p="be from 0 to 1")
+    n, p = call.values(n="be positive", p="be above 0 and at most 1")
     if not call.arrays and n != int(n):
         n = call.filled(n)
-    return call.finish(call.drawn("negative_binomial", n, p))
+    return call.finish(call.drawn("negative_binomial", _positive(n), _positive(p)))
 
 
 def binomial(
@@ -617,6 +633,8 @@ def binomial(
     # n - k larger ones are uniform above it; otherwise only the k - 1 smaller ones can be
     # successes. With the median, each step halves n.
     steps = 31 if isinstance(n, ndarray) else int(n).bit_length()
+    if isinstance(n, ndarray):
+        n = n - 2 * _cast(n < 0, dtype=n.dtype)  # so that -1 also makes a gamma parameter negative
     n, total = call.filled(n), call.filled(0)
     for _ in range(steps):
         k = _floor((n + 1) / 2)
@@ -733,6 +751,8 @@ def multivariate_normal(
     call.shape = (rows, matrices, n)
     vectors, values = _eigenvectors(_block(cov))
     # Rounding can make the eigenvalue 0 of a semidefinite matrix negative.
+    tolerance = -1e-3 * (values[..., -1:] - values[..., :1])
+    call.require(broadcast(values >= tolerance, (*batch, n)).reshape((1, matrices, n)))
     factors = vectors * _sqrt(op("_maximum_scalar")(values, scalar=0)).reshape((*values.shape, 1))
     factors = broadcast(factors, (*batch, n, n)).reshape((matrices, n, n))
     draws = op("batch_dot")(call.noise("normal", 0, 1).transpose((1, 0, 2)), factors)

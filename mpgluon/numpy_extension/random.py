@@ -87,7 +87,7 @@ def uniform_n(
     (5, 4, 3)
     """
     call = _batch("uniform_n", {"low": low, "high": high}, batch_shape, dtype, ctx, device)
-    return call.direct("uniform", *call.values())
+    return call.uniform(*call.values())
 
 
 def normal_n(

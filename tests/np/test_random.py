@@ -10,6 +10,7 @@ from scipy import stats
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.compare import same_bits
 
 random = mx.np.random
 COUNT = 20000
@@ -196,6 +197,7 @@ def test_dtypes_and_out():
         ("pareto", 1),
         ("power", 1),
         ("rayleigh", 1),
+        ("uniform", 2),
     ],
 )
 def test_gradients_of_parameters(name, count, hybridized, dtype):
@@ -225,7 +227,33 @@ def test_gradients_of_parameters(name, count, hybridized, dtype):
         assert np.allclose(param.grad.asnumpy(), expected, rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("name", ["uniform", "gamma", "beta", "f", "chisquare", "poisson"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("name", ["uniform", "gamma"])
+def test_recorded_draws_are_those_of_nd_and_gamma_has_a_gradient_by_its_scale(
+    name, hybridized, dtype
+):
+    net = Sampler(name, size=(3, 2), dtype=dtype)
+    if hybridized:
+        net.hybridize()
+    params = [array([0.5, 2.0]), array([3.0, 4.0])]
+    for param in params:
+        param.attach_grad()
+    mx.random.seed(6)
+    with autograd.record():
+        draws = net(*params)
+    draws.backward()
+    mx.random.seed(6)
+    wide = [nd.array(np.broadcast_to(p.asnumpy(), (3, 2)), dtype="float32") for p in params]
+    expected = getattr(nd.random, name)(*wide, dtype=dtype).asnumpy()
+    same_bits(draws.asnumpy(), expected)
+    if name == "gamma":
+        scale = expected.astype("float64").sum(0) / params[1].asnumpy()
+        assert np.allclose(params[1].grad.asnumpy(), scale, rtol=2e-3)
+        assert (params[0].grad.asnumpy() == 0).all()
+
+
+@pytest.mark.parametrize("name", ["beta", "f", "chisquare", "poisson"])
 def test_gradients_of_other_parameters_are_zero(name):
     params = [array([1.0, 2.0]) for _ in range(1 if name in ("chisquare", "poisson") else 2)]
     for param in params:
@@ -364,7 +392,19 @@ def test_choice_without_replacement_draws_one_after_the_other():
         (lambda: random.gamma(array(1), array(-1)).asnumpy(), "beta must not be negative"),
         (lambda: random.gamma(array([1, 0])).asnumpy(), "element 1"),
         (lambda: random.f(array(-1), 0), "dfden must be positive, got 0"),
-        (lambda: random.poisson(-1), "lam must not be negative"),
+        (lambda: random.poisson(-1), "lam must be from 0 to 9.2e18"),
+        (lambda: random.poisson(1e30), "lam must be from 0 to 9.2e18"),
+        (lambda: random.negative_binomial(3, 0), "p must be above 0"),
+        (
+            lambda: random.choice(3, 3, replace=False, p=[0.5, 0.5, 0]),
+            "cannot draw 3 elements without replacement, because p is above 0 for 2",
+        ),
+        (
+            lambda: random.choice(3, 3, replace=False, p=array([0.5, 0.5, 0])).asnumpy(),
+            "must not be negative",
+        ),
+        (lambda: random.multivariate_normal(array([0, 0]), array([[-1, 0], [0, -1]])), "sigma"),
+        (lambda: random.multivariate_normal(array([0, 0]), array([[4, 0], [0, -1]])), "element 0"),
         (lambda: random.binomial(3, 1.5), "p must be from 0 to 1"),
         (lambda: random.binomial(3, array([0.5, 1.5])).asnumpy(), "p must be from 0 to 1"),
         (lambda: random.uniform("low"), "low must be a number or an array, got str"),
@@ -384,7 +424,59 @@ def test_choice_without_replacement_draws_one_after_the_other():
 )
 def test_invalid_arguments_raise_value_errors(call, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        result = call()
+        if result is not None:
+            result.asnumpy()
+
+
+# Samplers with valid parameters. Each parameter in turn gets the invalid values.
+CHECKED = [
+    ("normal", [0, 1], {1: (-1, np.nan)}),
+    ("lognormal", [0, 1], {1: (-1,)}),
+    ("laplace", [0, 1], {1: (-1,)}),
+    ("gumbel", [0, 1], {1: (-1,)}),
+    ("logistic", [0, 1], {1: (-1,)}),
+    ("exponential", [1], {0: (-1, np.nan)}),
+    ("rayleigh", [1], {0: (-1,)}),
+    ("weibull", [1], {0: (0, -1, np.nan)}),
+    ("pareto", [1], {0: (0, -1)}),
+    ("power", [1], {0: (0, -1)}),
+    ("uniform", [0, 1], {0: (2, np.nan)}),
+    ("gamma", [1, 1], {0: (0, -0.5), 1: (0, -0.5)}),
+    ("chisquare", [1], {0: (0, -0.5)}),
+    ("f", [1, 1], {0: (0, -0.5), 1: (0, -0.5)}),
+    ("beta", [1, 1], {0: (0, -0.5, -3, np.nan), 1: (0, -0.5, -3)}),
+    ("dirichlet", [1], {0: (0, -0.5, -3)}),
+    ("poisson", [1], {0: (-1, np.nan, 1e19, np.inf)}),
+    ("negative_binomial", [1, 0.5], {0: (0, -1), 1: (0, -0.5, 1.5)}),
+    ("binomial", [3, 0.5], {0: (-1, -5), 1: (-0.5, 1.5)}),
+]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("name, params, invalid", CHECKED, ids=[case[0] for case in CHECKED])
+def test_elements_of_parameters_are_checked_when_drawn(name, params, invalid, hybridized):
+    net = Sampler(name)
+    if hybridized:
+        net.hybridize()
+    arrays = [array([value] * 3) for value in params]
+    assert np.isfinite(net(*arrays).asnumpy()).all()
+    for position, values in invalid.items():
+        for value in values:
+            wrong = list(arrays)
+            wrong[position] = array([params[position], params[position], value])
+            with pytest.raises(ValueError, match="element 2"):
+                net(*wrong).asnumpy()
+
+
+def test_checks_of_parameters_draw_no_numbers():
+    for name, params, _ in CHECKED:
+        mx.random.seed(3)
+        getattr(random, name)(*[array([value] * 2) for value in params])
+        after = mx.random.get_state()
+        mx.random.seed(3)
+        getattr(random, name)(*[np.full(2, value) for value in params])
+        assert after == mx.random.get_state(), name
 
 
 def test_arrays_of_nd_and_other_dtypes_raise_type_errors():
