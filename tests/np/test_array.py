@@ -1,6 +1,7 @@
 """The type mx.np.ndarray: text, pickles, operators and exchange with other libraries."""
 
 import copy
+import operator
 import pickle
 import threading
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, nd
+from mpgluon import _core, autograd, nd
 
 DTYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -201,6 +202,52 @@ def test_operands_of_numpy_are_converted():
     for result in (x + np.ones(2), np.float64(1) + x, x * np.array(2.0), 3 - x):
         assert type(result) is type(x) and result.dtype == np.float32 and result.shape == (2,)
     assert (x + np.ones((3, 1))).shape == (3, 2)
+
+
+IN_PLACE = [
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.imod,
+    operator.ipow,
+    operator.ifloordiv,
+    operator.imatmul,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+]
+
+
+@pytest.mark.parametrize("operation", IN_PLACE)
+def test_operators_in_place_write_into_the_array(operation):
+    name = operation.__name__
+    dtype = "int32" if name in ("iand", "ior", "ixor") else "float32"
+    values = np.array([[7, 8], [3, 2]], dtype)
+    others = [values.T.copy()] if name == "imatmul" else [values.T.copy(), values[:1].copy(), 2]
+    for other in others:
+        for wrap in (array, lambda value: value):  # an array of mx.np, or of NumPy
+            x = same = array(values)
+            view, expected = x[1], values.copy()
+            x = operation(x, wrap(other) if isinstance(other, np.ndarray) else other)
+            expected = operation(expected, other)
+            assert x is same and x.dtype == dtype
+            np.testing.assert_allclose(x.asnumpy(), expected)
+            np.testing.assert_allclose(view.asnumpy(), expected[1])
+    x = array(values)
+    if dtype == "float32":
+        with pytest.raises((TypeError, mx.MXNetError), match="float64"):
+            operation(x, array(values.astype("float64")))
+        x.attach_grad()
+        with autograd.record():
+            y = x * 2
+            with pytest.raises(mx.MXNetError, match="part of the computation that autograd is rec"):
+                operation(y, array(values))
+    with pytest.raises((ValueError, mx.MXNetError)):
+        operation(array(values[:1]), array(np.stack([values, values])))
+    assert operation(x, 2) is x if name != "imatmul" else True
+    with pytest.raises(TypeError, match="unsupported operand"):
+        operation(x, "2")
 
 
 def test_results_in_place_keep_the_dtype():

@@ -216,7 +216,7 @@ PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_a
   return call_into(mpg_py->binary[kind].array, NULL, inputs, 2, out);
 }
 
-static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
+PyObject *mpg_py_in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
   mpg_array *out = mpg_py_array_of(self);
   if (mpg_py_is_sparse(self)) {
     PyObject *result = with_sparse(kind, self, other);
@@ -225,7 +225,8 @@ static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
                : PyObject_CallMethod(self, "copy_from", "N", result);
   }
   if (mpg_py_is_handled(other)) {
-    PyObject *dense = mpg_py_dense(other), *result = dense ? in_place(kind, self, dense) : NULL;
+    PyObject *dense = mpg_py_dense(other),
+             *result = dense ? mpg_py_in_place(kind, self, dense) : NULL;
     Py_XDECREF(dense);
     return result;
   }
@@ -239,7 +240,7 @@ static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
 #define OPERATOR(function, kind)                                                              \
   static PyObject *number_##function(PyObject *a, PyObject *b) { return binary(kind, a, b); } \
   static PyObject *number_in_place_##function(PyObject *a, PyObject *b) {                     \
-    return in_place(kind, a, b);                                                              \
+    return mpg_py_in_place(kind, a, b);                                                       \
   }
 OPERATOR(add, MPG_PY_ADD)
 OPERATOR(subtract, MPG_PY_SUB)
@@ -381,7 +382,7 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_nb_inplace_true_divide, number_in_place_divide},
     {Py_nb_remainder, number_remainder},
     {Py_nb_inplace_remainder, number_in_place_remainder},
-    {Py_nb_power, number_power}, /* **= creates a new array, as in MXNet */
+    {Py_nb_power, number_power}, /* **= creates a new mx.nd array, as in MXNet */
     {Py_nb_matrix_multiply, number_matmul},
     {Py_nb_and, number_and},
     {Py_nb_or, number_or},

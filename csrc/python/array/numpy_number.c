@@ -99,10 +99,39 @@ static PyObject *numpy_matmul(PyObject *a, PyObject *b) {
   return result;
 }
 
+/* Writes the result of an operator into its left operand, which keeps its shape and dtype. Steals
+ * the reference to the result. */
+static PyObject *write_result(PyObject *self, PyObject *result) {
+  if (result == NULL || result == Py_NotImplemented) return result;
+  mpg_array *value = mpg_py_array_of(result);
+  int status = mpg_py_call_out(mpg_op_find("_copyto"), NULL, &value, 1, mpg_py_array_of(self));
+  Py_DECREF(result);
+  return status < 0 ? NULL : Py_NewRef(self);
+}
+static PyObject *numpy_in_place_floor_divide(PyObject *a, PyObject *b) {
+  return write_result(a, numpy_floor_divide(a, b));
+}
+static PyObject *numpy_in_place_matmul(PyObject *a, PyObject *b) {
+  return write_result(a, numpy_matmul(a, b));
+}
+static PyObject *numpy_in_place_power(PyObject *a, PyObject *b, PyObject *modulus) {
+  if (modulus != Py_None) Py_RETURN_NOTIMPLEMENTED;
+  return mpg_py_in_place(MPG_PY_POW, a, b);
+}
+
 PyType_Slot mpg_py_numpy_number_slots[] = {
-    {Py_nb_floor_divide, numpy_floor_divide}, {Py_nb_divmod, numpy_divmod},
-    {Py_nb_positive, numpy_positive},         {Py_nb_and, numpy_and},
-    {Py_nb_inplace_and, numpy_in_place_and},  {Py_nb_or, numpy_or},
-    {Py_nb_inplace_or, numpy_in_place_or},    {Py_nb_xor, numpy_xor},
-    {Py_nb_inplace_xor, numpy_in_place_xor},  {Py_nb_invert, numpy_invert},
-    {Py_nb_matrix_multiply, numpy_matmul},    {0, NULL}};
+    {Py_nb_floor_divide, numpy_floor_divide},
+    {Py_nb_divmod, numpy_divmod},
+    {Py_nb_positive, numpy_positive},
+    {Py_nb_and, numpy_and},
+    {Py_nb_inplace_and, numpy_in_place_and},
+    {Py_nb_or, numpy_or},
+    {Py_nb_inplace_or, numpy_in_place_or},
+    {Py_nb_xor, numpy_xor},
+    {Py_nb_inplace_xor, numpy_in_place_xor},
+    {Py_nb_invert, numpy_invert},
+    {Py_nb_matrix_multiply, numpy_matmul},
+    {Py_nb_inplace_floor_divide, numpy_in_place_floor_divide},
+    {Py_nb_inplace_matrix_multiply, numpy_in_place_matmul},
+    {Py_nb_inplace_power, numpy_in_place_power},
+    {0, NULL}};
