@@ -10,6 +10,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.functions import compiled
 
 DTYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -202,6 +203,30 @@ def test_operands_of_numpy_are_converted():
     for result in (x + np.ones(2), np.float64(1) + x, x * np.array(2.0), 3 - x):
         assert type(result) is type(x) and result.dtype == np.float32 and result.shape == (2,)
     assert (x + np.ones((3, 1))).shape == (3, 2)
+
+
+BOUNDS = [2**7, 2**8, 2**31, 2**53, 2**63, 2**70]
+NUMBERS = [0, 1, 1.5, 1e30, -1e30, np.inf, -np.inf, np.nan, np.int64(2**53 + 1), np.float64(1e20)]
+NUMBERS += [sign * bound + step for bound in BOUNDS for sign in (1, -1) for step in (-1, 0, 1)]
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64"])
+def test_comparisons_with_numbers_beyond_the_dtype_are_exact(dtype):
+    values = [0, 1] if dtype == "bool" else [0, 1, np.iinfo(dtype).min, np.iinfo(dtype).max]
+    if dtype == "int64":
+        values += [2**53, 2**53 + 1, 2**53 + 2, -(2**53) - 1]
+    x = array(np.array(values, dtype))
+    for number in NUMBERS:
+        exact = number.item() if isinstance(number, np.generic) else number
+        for compare in COMPARISONS:
+            for result in (compare(x, number), compiled(lambda a: [compare(a, number)])(x)[0]):
+                assert result.dtype == bool
+                expected = [compare(value, exact) for value in values]
+                assert result.asnumpy().tolist() == expected, (compare, number)
+            if not isinstance(number, np.generic):
+                expected = [compare(exact, value) for value in values]
+                assert compare(number, x).asnumpy().tolist() == expected, (compare, number)
 
 
 IN_PLACE = [

@@ -6,6 +6,9 @@
  */
 #include "op/precision/promotion.h"
 #include "python/core.h"
+#include "python/array/numpy.h"
+
+#include <math.h>
 
 static const struct {
   const char *array, *scalar, *reflected;
@@ -109,11 +112,13 @@ static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scala
   return result;
 }
 
+static bool is_comparison(mpg_py_binary kind) { return kind >= MPG_PY_EQ && kind <= MPG_PY_LE; }
+
 /* Raises OverflowError for an integer that a double cannot represent exactly, if the array has an
  * integer dtype. Scalar ops take the number as a double, so the result would be wrong. Comparisons
  * accept any number. */
 static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, double scalar) {
-  if ((kind >= MPG_PY_EQ && kind <= MPG_PY_LE) || !mpg_py_is_rounded(number, scalar) ||
+  if (is_comparison(kind) || !mpg_py_is_rounded(number, scalar) ||
       !mpg_dtype_is_integer(mpg_py_array_of(self)->tensor.desc.dtype))
     return 0;
   PyErr_Format(PyExc_OverflowError,
@@ -136,6 +141,63 @@ static PyObject *unsupported(mpg_py_binary kind, PyObject *self, PyObject *other
                       Py_TYPE(other)->tp_name, numpy ? "np" : "nd");
 }
 
+/* Smallest value of an integer dtype or of bool, and the integer after the largest one. */
+typedef struct integer_range {
+  double low, end;
+} integer_range;
+static integer_range range_of(mpg_dtype dtype) {
+  if (dtype == MPG_BOOL) return (integer_range){0, 2};
+  int bits = 8 * (int)mpg_dtype_size(dtype);
+  if (dtype == MPG_UINT8) return (integer_range){0, ldexp(1, bits)};
+  return (integer_range){-ldexp(1, bits - 1), ldexp(1, bits - 1)};
+}
+
+static bool is_integer(PyObject *number) {
+  return PyLong_Check(number) || PyArray_IsScalar(number, Integer);
+}
+
+/* True if a comparison with the number, converted to a double and to the array's dtype, can differ
+ * from the comparison with the exact number. Arrays of mx.nd convert it, as in MXNet. */
+static bool needs_exact_comparison(const mpg_array *array, PyObject *number, double scalar) {
+  mpg_dtype dtype = array->tensor.desc.dtype;
+  if (!array->numpy || mpg_dtype_is_float(dtype)) return false;
+  integer_range range = range_of(dtype);
+  return !(scalar >= range.low && scalar < range.end) ||
+         (!(scalar > -0x1p53 && scalar < 0x1p53) && is_integer(number));
+}
+
+/* Compares an array of integers or bools with a number that its dtype or a double cannot hold. */
+static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *number,
+                                 double scalar, bool reflected) {
+  static const mpg_py_binary mirrored[] = {[MPG_PY_EQ] = MPG_PY_EQ, [MPG_PY_NE] = MPG_PY_NE,
+                                           [MPG_PY_GT] = MPG_PY_LT, [MPG_PY_GE] = MPG_PY_LE,
+                                           [MPG_PY_LT] = MPG_PY_GT, [MPG_PY_LE] = MPG_PY_GE};
+  if (reflected) kind = mirrored[kind];
+  integer_range range = range_of(mpg_py_array_of(self)->tensor.desc.dtype);
+  int overflow = 0;
+  if (range.end == 0x1p63 && scalar >= range.low && scalar <= range.end && is_integer(number)) {
+    /* Only int64 has integers that a double rounds. */
+    PyObject *integer = PyNumber_Index(number);
+    if (integer == NULL) return NULL;
+    (void)PyLong_AsLongLongAndOverflow(integer, &overflow);
+    PyObject *operand = overflow ? NULL
+                                 : mpg_py_operand(integer, mpg_py_array_of(self), MPG_PY_PROMOTES,
+                                                  names[kind].array);
+    Py_DECREF(integer);
+    if (operand != NULL) {
+      mpg_array *inputs[2] = {mpg_py_array_of(self), mpg_py_array_of(operand)};
+      PyObject *result = mpg_py_call(mpg_py->binary[kind].array, NULL, inputs, 2);
+      Py_DECREF(operand);
+      return result;
+    }
+    if (PyErr_Occurred()) return NULL;
+  }
+  bool truth = kind == MPG_PY_NE;
+  if (overflow < 0 || scalar < range.low) truth |= kind == MPG_PY_GT || kind == MPG_PY_GE;
+  if (overflow > 0 || scalar >= range.end) truth |= kind == MPG_PY_LT || kind == MPG_PY_LE;
+  return with_scalar(mpg_py->binary[truth ? MPG_PY_GE : MPG_PY_LT].scalar, self, range.low, NULL);
+}
+
 /* Applies an operator to an array and an operand that is not an NDArray: a Python or NumPy number,
  * or a NumPy array. `reflected` is true if `other` is the left operand. */
 static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
@@ -146,6 +208,14 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
     if (op == NULL) return missing(reflected ? names[kind].reflected : names[kind].scalar);
     double scalar;
     if (mpg_py_scalar(other, &scalar) < 0) return NULL;
+    if (is_comparison(kind) && needs_exact_comparison(mpg_py_array_of(self), other, scalar)) {
+      PyObject *result = compare_exactly(kind, self, other, scalar, reflected);
+      if (result == NULL || out == NULL) return result;
+      mpg_array *truth = mpg_py_array_of(result);
+      PyObject *written = call_into(mpg_op_find("_copyto"), NULL, &truth, 1, out);
+      Py_DECREF(result);
+      return written;
+    }
     if (__builtin_expect(!(scalar > -0x1p53 && scalar < 0x1p53), 0) &&
         check_integer(kind, self, other, scalar) < 0)
       return NULL;
@@ -193,7 +263,8 @@ __attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind
     mpg_array *inputs[2] = {mpg_py_array_of(a), mpg_py_array_of(b)};
     return mpg_py_call(op, NULL, inputs, 2);
   }
-  if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL)
+  if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL &&
+      (!is_comparison(kind) || mpg_dtype_is_float(mpg_py_array_of(a)->tensor.desc.dtype)))
     return with_scalar(mpg_py->binary[kind].scalar, a, PyFloat_AS_DOUBLE(b), NULL);
   if (mpg_py_is_sparse(a) || mpg_py_is_sparse(b)) return with_sparse(kind, a, b);
   return first ? with_other(kind, a, b, false, NULL) : with_other(kind, b, a, true, NULL);
