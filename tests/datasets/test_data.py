@@ -307,6 +307,26 @@ def random_sample(i):
     return np.random.rand(2).astype("float32")
 
 
+def test_loaders_draw_different_numbers_until_numpy_is_seeded():
+    def numbers():
+        samples = Function(4, lambda i: np.random.uniform(size=2))
+        return [batch.asnumpy() for batch in data.DataLoader(samples, 2, num_workers=1)]
+
+    np.random.seed(5)
+    first, second = numbers(), numbers()
+    state = np.random.get_state()
+    third = numbers()
+    assert not any(np.array_equal(*pair) for pair in zip(first, second))
+    assert not any(np.array_equal(*pair) for pair in zip(second, third))
+    np.random.set_state(state)
+    assert np.array_equal(numbers(), third)
+    draws = np.random.standard_normal(4)
+    np.random.seed(5)
+    assert np.array_equal(np.random.standard_normal(4), draws)
+    np.random.seed(5)
+    assert np.array_equal(numbers(), first) and np.array_equal(numbers(), second)
+
+
 def test_random_numbers_do_not_depend_on_worker_count():
     def draw(workers):
         np.random.seed(5)

@@ -266,6 +266,20 @@ def _stream_of(batch_size, shuffle, sampler, last_batch, batch_sampler):
     return Stream(batch_size, last_batch == "discard")
 
 
+def _count_loader():
+    """Returns the number of loaders that have drawn seeds since `numpy.random` was seeded.
+
+    The state of `numpy.random` holds the count, so that seeding or restoring that state restores
+    the count as well. It is in the field for the second number of a pair of normal draws while the
+    field is unused, so draws of `numpy.random` do not change.
+    """
+    kind, key, position, has_normal, count = np.random.get_state(legacy=True)
+    if has_normal:
+        return 0
+    np.random.set_state((kind, key, position, 0, count + 1.0))
+    return int(count)
+
+
 class DataLoader(OptionsChecked):
     """Iterates over a data set in batches.
 
@@ -299,8 +313,9 @@ class DataLoader(OptionsChecked):
     Errors of the data set or of `batchify_fn` are raised by the iteration, even if they occurred in
     a worker. If a worker process dies, RuntimeError describes the cause. The loader can be iterated
     again after either error. In worker processes, `random`, `numpy.random` and `mx.random` are
-    seeded for each batch from the state of `numpy.random`, the number of the round and the batch
-    number, so results do not depend on the number of workers. For an IterableDataset, they are
+    seeded for each batch from the state of `numpy.random`, the number of loaders since it was
+    seeded, the number of the round and the batch number, so results do not depend on the number of
+    workers. For an IterableDataset, they are
     seeded once per round.
 
     Raises
@@ -375,7 +390,7 @@ class DataLoader(OptionsChecked):
             and batchify_fn in (None, default_batchify_fn, default_mp_batchify_fn)
         )
         self._batchify_fn = default_batchify_fn if batchify_fn is None else batchify_fn
-        self._rounds = 0
+        self._rounds = self._number = 0
         self.auto_reload = auto_reload
         if self._num_workers:
             self._start()
@@ -416,8 +431,11 @@ class DataLoader(OptionsChecked):
             )
         if self._pool.closed:
             self._start()
+        if self._rounds == 0:
+            self._number = 0 if self._thread_pool else _count_loader()
         kind, key, position, *_ = np.random.get_state(legacy=True)
-        seed = zlib.crc32(key.tobytes() + str((kind, position, self._rounds)).encode())
+        numbers = (self._rounds, self._number) if self._number else (self._rounds,)
+        seed = zlib.crc32(key.tobytes() + str((kind, position, *numbers)).encode())
         self._rounds += 1
         finish = _from_numpy if self._remote else lambda batch: batch
         batches, live = self._batch_sampler, None
