@@ -18,6 +18,7 @@ from ._arguments import (
     common_shape,
     filled,
     flat,
+    is_float,
     joined,
     op,
     operand,
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _reverse = op("_npi_reverse")
+_sum = op("_npi_sum")
 _tile = op("_npi_tile")
 
 
@@ -184,7 +186,8 @@ def resize(a: ndarray, new_shape: Any) -> ndarray:
         raise MXNetValueError(f"resize: sizes must not be negative, got {new_shape}")
     size = math.prod(shape)
     if not a.size:
-        return filled(shape, 0, a)
+        nothing = filled(shape, 0, a)
+        return nothing + _sum(a) if is_float(a) else nothing  # so that backward gives zeros
     x = flat(a)
     if size > x.size:
         x = _tile(x, reps=(-(-size // x.size),))

@@ -58,6 +58,7 @@ _isnan = op("_npi_isnan")
 _slice_axis = op("_npi_slice_axis")
 _split = op("_npi__split_v2")
 _squeeze = op("_npi_squeeze")
+_take = op("_npi_take")
 _sum = op("_npi_sum")
 
 
@@ -416,7 +417,9 @@ def unique(
     return_counts: bool = False,
     axis: int | None = None,
 ) -> Any:
-    """Returns the different elements, in ascending order. Their gradient is 0.
+    """Returns the different elements, in ascending order.
+
+    The gradient of an element is that of its first occurrence.
 
     Parameters
     ----------
@@ -453,14 +456,18 @@ def unique(
     check("unique", ar=ar)
     if axis is not None:
         axis = axis_of(axis, ar.ndim)
+    differentiable = is_float(ar) and (_core.is_recording() or ar._in_trace)
     found = of_values(
         "_npi_unique",
         [ar],
-        return_index=bool(return_index),
+        return_index=bool(return_index) or differentiable,
         return_inverse=bool(return_inverse),
         return_counts=bool(return_counts),
         axis=axis,
     )
+    if differentiable:
+        first = found[1] if return_index else found.pop(1)
+        found[0] = _take(flat(ar), first) if axis is None else _take(ar, first, axis=axis)
     return found[0] if len(found) == 1 else tuple(found)
 
 

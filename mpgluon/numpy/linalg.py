@@ -567,7 +567,7 @@ def matrix_power(a: ndarray, n: int) -> ndarray:
     if n == 0:
         size = a.shape[-1]
         unit = _op("_eye")(size, size, dtype=a.dtype, ctx=a.context)
-        return broadcast(unit, a.shape)
+        return _op("zeros_like")(a) + unit  # depends on a, so that backward gives zeros
     if n < 0:
         a, n = inv(a), -n
     result = None

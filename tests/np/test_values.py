@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mpgluon import _core, nd, numpy as mnp
+from mpgluon import _core, autograd, nd, numpy as mnp
+from support.functions import Function
 from support.numpy_functions import array, check, listed, values_of
 
 INF, NAN = np.inf, np.nan
@@ -167,6 +168,55 @@ def test_unique_matches_numpy(axis, dtype):
     assert counts.asnumpy().sum() == x.size and _core.dtype_name(values.dtype) == dtype
     with pytest.raises(ValueError, match="axis 2 is out of range"):
         mnp.unique(array(x), axis=2)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("axis, options", [(None, {}), (0, {}), (1, {"return_counts": True})])
+def test_unique_has_the_gradient_of_the_first_occurrences(axis, options, hybridized):
+    values = np.array([[2, 1, 2], [3, 1, 3], [2, 1, 2]], "float32")
+    x = array(values)
+    x.attach_grad()
+
+    def weighted(x):
+        found = mnp.unique(x, axis=axis, **options)
+        found = found[0] if options else found
+        return found * found
+
+    block = Function(lambda block, F, x: weighted(x))
+    if hybridized:
+        block.hybridize()
+    with autograd.record():
+        result = block(x)
+    result.backward()
+    expected, index = np.unique(values, return_index=True, axis=axis)
+    assert np.array_equal(result.asnumpy(), expected**2)
+    gradient = np.zeros_like(values)
+    if axis is None:
+        gradient.reshape(-1)[index] = 2 * expected
+    elif axis == 0:
+        gradient[index] = 2 * expected
+    else:
+        gradient[:, index] = 2 * expected
+    assert np.array_equal(x.grad.asnumpy(), gradient)
+
+
+def test_constants_of_recorded_arrays_have_the_gradient_zero():
+    for function, shape in [
+        (lambda x: mnp.linalg.matrix_power(x, 0), (2, 2)),
+        (lambda x: mnp.resize(x, (2, 3)), (0, 2)),
+    ]:
+        x = array(np.ones(shape, "float32"))
+        x.attach_grad()
+        with autograd.record():
+            result = function(x)
+        result.backward()
+        assert np.array_equal(x.grad.asnumpy(), np.zeros(shape))
+        plain = function(x).asnumpy()
+        assert np.array_equal(result.asnumpy(), plain) and plain.dtype == "float32"
+    assert mnp.linalg.matrix_power(array(np.full((2, 2), np.inf)), 0).asnumpy().tolist() == [
+        [1, 0],
+        [0, 1],
+    ]
 
 
 def test_polynomials_of_many_coefficients():
