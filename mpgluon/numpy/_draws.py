@@ -186,7 +186,7 @@ class Call:
 
     def differentiable(self, draws, *parts):
         """Returns draws with gradients: `parts` are parameters and functions that map the draws to
-        their derivatives by the parameter. The values remain those of the draws."""
+        their derivatives by the parameter. The values do not change."""
         arrays = [value for value, _ in parts if isinstance(value, ndarray)]
         if self.out is not None or not any(_core.is_recording() or a._traced for a in arrays):
             return draws

@@ -419,7 +419,7 @@ def unique(
 ) -> Any:
     """Returns the different elements, in ascending order.
 
-    The gradient of an element is that of its first occurrence.
+    The gradient of an element is passed to its first occurrence.
 
     Parameters
     ----------
