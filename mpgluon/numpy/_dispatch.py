@@ -212,6 +212,8 @@ def _ufunc_by_ops(name, method, inputs, kwargs, on_copies):
     inputs = [np.asarray(x) if isinstance(x, (list, tuple)) else x for x in inputs]
     if not any(isinstance(x, ndarray) for x in inputs):  # only `out` is an array
         return NotImplemented
+    # NumPy's comparisons convert their scalars to arrays without dimensions, which act as numbers.
+    inputs = [x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in inputs]
     return _by_ops("numpy", name, inputs, options, on_copies)
 
 
