@@ -241,8 +241,8 @@ def array_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if _is_np(name, (args, kwargs)):
         found = _function_of(function.__module__, name)
         names = [*found[1].parameters] if found else ()
-        given, named = _fallback.with_names(function, args, kwargs, names)
-        result = _by_ops(function.__module__, name, given, named, on_copies)
+        args, kwargs = _fallback.with_names(function, args, kwargs, names)
+        result = _by_ops(function.__module__, name, args, kwargs, on_copies)
     else:
         result = nd_rules.of_function(function, args, kwargs)
     if result is not NotImplemented:

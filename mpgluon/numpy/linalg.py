@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from .._core import MXNetValueError, ndarray
 from .._internal.numpy_hints import list_names as _list_names
-from ._arguments import axes_of, axis_of, broadcast, check, common_shape, real_of, spread
+from ._arguments import axes_of, axis_of, check, common_shape, real_of, spread
 from ._draws import op as _op
 from ._fallback import LINALG
 from ._products import matmul

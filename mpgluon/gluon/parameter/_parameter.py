@@ -139,7 +139,8 @@ class Parameter(MXNetNames):
         stype: str = "default",
         grad_stype: str = "default",
     ) -> None:
-        self.named = name is not None  # else adopt() gives it the name of the block's attribute
+        # False until adopt() gives the parameter the name of the block's attribute
+        self.named: bool = name is not None
         name = "weight" if name is None else name
         for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
             if value not in ("default", "row_sparse"):
