@@ -69,6 +69,7 @@ def in_use(ctx):
 
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_gradient_memory_is_allocated_when_it_is_first_used(tmp_path, hybridize):
+    gc.collect()
     size, before = 4 << 18, in_use(on(1))
     net = nn.HybridSequential()
     net.add(nn.Dense(512, in_units=512, use_bias=False))
