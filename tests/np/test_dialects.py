@@ -62,6 +62,59 @@ def test_gradients_of_promoted_operands_have_their_dtypes():
         assert name(y.grad) == "float64" and y.grad.asnumpy().tolist() == [1, 2]
 
 
+REAL = "sqrt cbrt exp expm1 log log2 log10 log1p sin cos tan arcsin arccos arctan sinh cosh tanh "
+REAL += "arcsinh arccosh arctanh degrees radians deg2rad rad2deg"
+
+
+@pytest.mark.parametrize("name_", REAL.split())
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64"])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:divide:RuntimeWarning")
+def test_functions_with_fractions_return_float32_for_integers(name_, dtype):
+    values = np.array([0, 1, 2, 3, 100], dtype)
+    wanted = getattr(np, name_)(values.astype("float32"))
+    x, function = array(values, dtype), getattr(mx.np, name_)
+    symbol = getattr(mx.sym.np, name_)(mx.sym.var("x", dtype=dtype).as_np_ndarray())
+    assert symbol.infer_type(x=dtype)[1] == [np.float32]
+    compiled = _core.CachedOp(lambda a: [function(a)])(x)[0]
+    for result in (function(x), getattr(np, name_)(x), compiled, symbol.eval(x=x)[0]):
+        assert name(result) == "float32"
+        np.testing.assert_allclose(result.asnumpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name_", ["sigmoid", "erf", "erfinv", "gamma", "gammaln", "digamma"])
+def test_extensions_with_fractions_return_float32_for_integers(name_):
+    x, function = array([0, 1, 3], "int32"), getattr(mx.npx, name_)
+    assert np.array_equal(
+        function(x).asnumpy(), function(x.astype("float32")).asnumpy(), equal_nan=True
+    )
+
+
+def test_hypot_promotes():
+    x, y = array([3, 1], "int32"), array([4, 1], "int64")
+    for result in (mx.np.hypot(x, y), mx.np.hypot(x, 4.0)):
+        assert name(result) == "float32" and result.asnumpy()[0] == 5
+    assert name(mx.np.hypot(x, array([4, 1], "float16"))) == "float16"
+
+
+@pytest.mark.parametrize("operator_", ["add", "sub", "mul", "truediv", "pow", "mod"])
+@pytest.mark.parametrize("number", [2.5, np.float32(2.5), np.array(2.5)])
+def test_bools_and_floats_are_float32(operator_, number):
+    values, function = np.array([True, False]), getattr(operator, operator_)
+    x = array(values, "bool")
+    for args, wanted in (
+        ((x, number), function(values, 2.5)),
+        ((number, x), function(2.5, values.astype(float)) if operator_ in "add sub mul" else None),
+    ):
+        if wanted is not None:
+            result = function(*args)
+            assert name(result) == "float32" and np.array_equal(
+                result.asnumpy(), wanted.astype("float32")
+            )
+    assert name(function(x, 2)) == ("float32" if operator_ == "truediv" else "int64")
+    assert (x == 0.5).asnumpy().tolist() == [False, False]
+    assert (x < 0.5).asnumpy().tolist() == [False, True]
+
+
 CONDITIONS = {
     "equal": lambda F, x: x == 2,
     "greater_equal": lambda F, x: x >= x[::-1].copy() if F is np else x >= F.reverse(x, axis=0),

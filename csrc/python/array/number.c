@@ -83,7 +83,8 @@ static PyObject *missing(const char *name) {
   return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
 }
 
-static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out);
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
+                                  mpg_array *out);
 
 /* Calls an op that writes into `out`, and returns a new reference to that array. */
 static PyObject *call_into(const mpg_op *op, const void *params, mpg_array *const *inputs,
@@ -92,10 +93,11 @@ static PyObject *call_into(const mpg_op *op, const void *params, mpg_array *cons
   return Py_NewRef((PyObject *)((char *)out - offsetof(mpg_py_array, array)));
 }
 
-static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar,
+/* Applies a scalar op. `real` is true if the scalar is a float. */
+static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
                                     mpg_array *out) {
   if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL)
-    return bool_with_scalar(op, self, scalar, out);
+    return bool_with_scalar(op, self, scalar, real, out);
   _Alignas(16) char params[MAX_SCALAR_PARAMS];
   memcpy(params, scalar_params.defaults, sizeof params);
   memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
@@ -104,10 +106,13 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
   return call_into(op, params, &array, 1, out);
 }
 
-/* Applies a scalar op to a bool array, which is cast to int64 first, as in MXNet. */
-static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
-  PyObject *numbers = mpg_py_cast(self, MPG_INT64);
-  PyObject *result = numbers ? with_scalar(op, numbers, scalar, out) : NULL;
+/* Applies a scalar op to a bool array, which is cast to int64 first, as in MXNet. An array of mx.np
+ * is cast to float32 if the scalar is a float. */
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
+                                  mpg_array *out) {
+  bool numpy = mpg_py_array_of(self)->numpy;
+  PyObject *numbers = mpg_py_cast(self, real && numpy ? MPG_FLOAT32 : MPG_INT64);
+  PyObject *result = numbers ? with_scalar(op, numbers, scalar, real, out) : NULL;
   Py_XDECREF(numbers);
   return result;
 }
@@ -156,6 +161,11 @@ static bool is_integer(PyObject *number) {
   return PyLong_Check(number) || PyArray_IsScalar(number, Integer);
 }
 
+static bool is_real(PyObject *number) {
+  if (PyArray_Check(number)) return PyArray_ISFLOAT((PyArrayObject *)number);
+  return !is_integer(number) && !PyArray_IsScalar(number, Bool);
+}
+
 /* True if a comparison with the number, converted to a double and to the array's dtype, can differ
  * from the comparison with the exact number. Arrays of mx.nd convert it, as in MXNet. */
 static bool needs_exact_comparison(const mpg_array *array, PyObject *number, double scalar) {
@@ -195,7 +205,8 @@ static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *n
   bool truth = kind == MPG_PY_NE;
   if (overflow < 0 || scalar < range.low) truth |= kind == MPG_PY_GT || kind == MPG_PY_GE;
   if (overflow > 0 || scalar >= range.end) truth |= kind == MPG_PY_LT || kind == MPG_PY_LE;
-  return with_scalar(mpg_py->binary[truth ? MPG_PY_GE : MPG_PY_LT].scalar, self, range.low, NULL);
+  const mpg_op *op = mpg_py->binary[truth ? MPG_PY_GE : MPG_PY_LT].scalar;
+  return with_scalar(op, self, range.low, false, NULL);
 }
 
 /* Applies an operator to an array and an operand that is not an NDArray: a Python or NumPy number,
@@ -219,7 +230,7 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
     if (__builtin_expect(!(scalar > -0x1p53 && scalar < 0x1p53), 0) &&
         check_integer(kind, self, other, scalar) < 0)
       return NULL;
-    return with_scalar(op, self, scalar, out);
+    return with_scalar(op, self, scalar, is_real(other), out);
   }
   if (!mpg_py_is_numpy(other)) return unsupported(kind, self, other);
   if (operator->array == NULL) return missing(names[kind].array);
@@ -265,7 +276,7 @@ __attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind
   }
   if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL &&
       (!is_comparison(kind) || mpg_dtype_is_float(mpg_py_array_of(a)->tensor.desc.dtype)))
-    return with_scalar(mpg_py->binary[kind].scalar, a, PyFloat_AS_DOUBLE(b), NULL);
+    return with_scalar(mpg_py->binary[kind].scalar, a, PyFloat_AS_DOUBLE(b), true, NULL);
   if (mpg_py_is_sparse(a) || mpg_py_is_sparse(b)) return with_sparse(kind, a, b);
   return first ? with_other(kind, a, b, false, NULL) : with_other(kind, b, a, true, NULL);
 }
@@ -326,7 +337,7 @@ static PyObject *number_power(PyObject *a, PyObject *b, PyObject *modulus) {
 static PyObject *number_negative(PyObject *self) {
   if (mpg_py_is_sparse(self)) return PyObject_CallMethod(self, "__mul__", "d", -1.0);
   const mpg_op *op = mpg_py->binary[MPG_PY_MUL].scalar;
-  return op ? with_scalar(op, self, -1.0, NULL) : missing("_mul_scalar");
+  return op ? with_scalar(op, self, -1.0, false, NULL) : missing("_mul_scalar");
 }
 static PyObject *number_positive(PyObject *self) { return Py_NewRef(self); }
 static PyObject *number_absolute(PyObject *self) {
