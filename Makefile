@@ -308,7 +308,7 @@ bench: $(VENV)/.test
 # Compares the speed of common ops and layers with PyTorch's.
 bench-ops: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
-	$(BIN)/python benchmarks/ops.py --only "common " "einsum: " $(ARGS)
+	$(BIN)/python benchmarks/ops.py --only "common " "einsum: " "numpy: " $(ARGS)
 
 # Builds a wheel from the source distribution, with kernels for all instruction sets. Installs it
 # into a fresh environment, and runs some tests there.

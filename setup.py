@@ -152,6 +152,8 @@ def core_sources(settings):
         target = settings.object_of(source, *([own] if for_python else []))
         more = python if for_python else []
         more += tools.stamp_flags() if source == tools.STAMP else []
+        # Vectorized copies of structs load fields that were just stored one by one, which stalls.
+        more += [] if settings.debug else ["-fno-tree-slp-vectorize"]
         yield source, target, settings.flags + more + settings.extra
 
 

@@ -18,28 +18,39 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
 from contender import Contender  # noqa: E402
+from single_ops.case import twin_name  # noqa: E402
 from single_ops.cases import CASES  # noqa: E402
 
 MODULES = {"mpgluon": "single_ops.in_mpgluon", "PyTorch": "single_ops.in_pytorch"}
 
 
 def measure(case, contenders, rounds, seconds):
-    """Returns the minimum seconds of each contender."""
-    times = [[] for _ in contenders]
+    """Returns the minimum seconds of each contender, and of the call of mx.nd if the case has
+    one."""
+    calls = [(contender, case.name) for contender in contenders]
+    calls += [(contenders[0], twin_name(case))] if case.twin else []
+    times = [[] for _ in calls]
     for _ in range(rounds):
-        for contender, own in zip(contenders, times):
+        for (contender, name), own in zip(calls, times):
             # The other library's threads spin for some milliseconds after their last op
             time.sleep(0.02)
-            own.append(contender.ask(time=case.name, seconds=seconds))
+            own.append(contender.ask(time=name, seconds=seconds))
     return [min(own) for own in times]
 
 
 def table(rows):
-    """Yields Markdown lines of (name, us of mpgluon, us of PyTorch, ratio)."""
-    yield "| op | us | PyTorch | ratio |"
-    yield "| --- | --: | --: | --: |"
-    for name, ours, theirs, ratio in rows:
-        yield f"| {name} | {ours:,.0f} | {theirs:,.0f} | {ratio:.2f} |"
+    """Yields Markdown lines of (name, us of mpgluon, us of the other one, ratio), a table for each
+    of the others."""
+    for other in ("PyTorch", "mx.nd"):
+        own = [row[:4] for row in rows if row[4] == other]
+        if not own:
+            continue
+        yield f"| op | us | {other} | ratio |"
+        yield "| --- | --: | --: | --: |"
+        for name, ours, theirs, ratio in own:
+            digits = 2 if ours < 10 else 0
+            yield f"| {name} | {ours:,.{digits}f} | {theirs:,.{digits}f} | {ratio:.2f} |"
+        yield ""
 
 
 def groups(rows):
@@ -47,8 +58,9 @@ def groups(rows):
     yield "| group | cases | median ratio | largest |"
     yield "| --- | --: | --: | --: |"
     ratios = {}
-    for name, _, _, ratio in rows:
-        ratios.setdefault(name.split(":")[0], []).append(ratio)
+    for name, _, _, ratio, other in rows:
+        group = name.split(":")[0]
+        ratios.setdefault(group if other == "PyTorch" else f"{group} / {other}", []).append(ratio)
     for group, own in ratios.items():
         yield f"| {group} | {len(own)} | {statistics.median(own):.2f} | {max(own):.2f} |"
 
@@ -87,10 +99,10 @@ def main():
         with open(options.json) as f:
             found = json.load(f)
     for case in chosen:
-        ours, theirs = measure(case, contenders, options.rounds, options.seconds)
-        found[case.name] = [ours * 1e6, theirs * 1e6]
+        times = measure(case, contenders, options.rounds, options.seconds)
+        found[case.name] = [seconds * 1e6 for seconds in times]
         if sys.stderr.isatty():
-            print(f"{case.name}: {ours / theirs:.2f}", file=sys.stderr)
+            print(f"{case.name}: {times[0] / times[1]:.2f}", file=sys.stderr)
     versions = [contender.version for contender in contenders]
     for contender in contenders:
         contender.close()
@@ -98,18 +110,19 @@ def main():
         with open(options.json, "w") as f:
             json.dump(found, f, indent=1)
     rows = [
-        (case.name, *found[case.name], found[case.name][0] / found[case.name][1])
+        (case.name, found[case.name][0], theirs, found[case.name][0] / theirs, other)
         for case in CASES
         if case.name in found
+        for theirs, other in zip(found[case.name][1:], ("PyTorch", "mx.nd"))
     ]
-    ratios = sorted(row[3] for row in rows)
+    ratios = sorted(row[3] for row in rows if row[4] == "PyTorch")
     print("\n".join(table([row for row in rows if row[3] >= options.above])))
-    print("\n".join(["", *groups(rows)]))
+    print("\n".join(groups(rows)))
     above = ", ".join(
         f"{sum(r > limit for r in ratios)} above {limit}" for limit in (1.0, 1.2, 1.5)
     )
     print(
-        f"\n{'; '.join(versions)}; {options.threads} threads; {len(rows)} cases, median "
+        f"\n{'; '.join(versions)}; {options.threads} threads; {len(ratios)} cases, median "
         f"{statistics.median(ratios):.2f}, {above}"
     )
 

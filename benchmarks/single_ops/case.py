@@ -15,10 +15,16 @@ class Case(NamedTuple):
     ours: str
     theirs: str
     below: int = 100  # upper bound of random integers
+    numpy: bool = False  # the arrays of `ours` are arrays of mx.np
+    twin: str = ""  # the same as `ours`, for arrays of mx.nd
 
     @property
     def name(self):
         return f"{self.group}: {self.title}"
+
+
+def twin_name(case):
+    return f"{case.name} (mx.nd)"
 
 
 def draw(case):

@@ -9,6 +9,7 @@ same random inputs: floats from the normal distribution, integers from 0 to 100.
 from single_ops.case import CUBE, IMAGES, LOW, TALL, WIDE, Case, pair, single, size
 from single_ops.common import common, common_layers
 from single_ops.einsum import einsum
+from single_ops.numpy_calls import numpy_calls
 from single_ops.odd_shapes import odd_shapes
 from single_ops.unary import UNARY
 
@@ -715,6 +716,7 @@ CASES = [
         common_layers,
         odd_shapes,
         einsum,
+        numpy_calls,
     )
     for case in family()
 ]

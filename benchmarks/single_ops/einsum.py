@@ -22,11 +22,12 @@ PRODUCTS = (
 def einsum():
     for subscripts, *shapes in PRODUCTS:
         names = "xyz"[: len(shapes)]
-        ours = ", ".join(f"{name}.as_np_ndarray()" for name in names)
+        arrays = ", ".join(names)
         yield Case(
             "einsum",
             f"{subscripts}, {' and '.join(map(size, shapes))}",
             tuple((name, shape, "float32") for name, shape in zip(names, shapes)),
-            f"np.einsum('{subscripts}', {ours})",
-            f"torch.einsum('{subscripts}', {', '.join(names)}).contiguous()",
+            f"np.einsum('{subscripts}', {arrays})",
+            f"torch.einsum('{subscripts}', {arrays}).contiguous()",
+            numpy=True,
         )

@@ -4,7 +4,7 @@ import sys
 
 import mpgluon as mx
 from serve import serve
-from single_ops.case import SPAN, draw
+from single_ops.case import SPAN, draw, twin_name
 from single_ops.cases import CASES
 
 
@@ -18,16 +18,20 @@ def step(function, *arrays):
     return arrays[0].grad
 
 
-def make(case):
+def make(case, formula, numpy):
     def start():
         dtypes = {name: dtype for name, _, dtype in case.inputs}
         names = {name: mx.nd.array(value, dtype=dtypes[name]) for name, value in draw(case).items()}
+        if numpy:
+            names = {name: array.as_np_ndarray() for name, array in names.items()}
         names |= {"F": mx.nd, "np": mx.np, "step": step}
-        return eval(f"lambda: {case.ours}", names), mx.nd.waitall
+        return eval(f"lambda: {formula}", names), mx.nd.waitall
 
     return start
 
 
 if __name__ == "__main__":
     mx.context.set_threads(int(sys.argv[1]))
-    serve(f"mpgluon {mx.__version__}", {case.name: make(case) for case in CASES}, span=SPAN)
+    cases = {case.name: make(case, case.ours, case.numpy) for case in CASES}
+    cases |= {twin_name(case): make(case, case.twin, False) for case in CASES if case.twin}
+    serve(f"mpgluon {mx.__version__}", cases, span=SPAN)

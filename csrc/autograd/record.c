@@ -270,16 +270,15 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
   return run_and_record(&call, inputs, outputs, num_visible, out, now->recording);
 }
 
-/* Calls an op on arrays of mx.np. */
+/* Calls an op on arrays of mx.np. `traced` is false if none of them is a value of a trace. */
 static __attribute__((noinline)) mpg_status call_numpy(const mpg_op *op, const void *params,
                                                        mpg_array *const *inputs, int num_inputs,
                                                        mpg_array *outputs, int num_visible,
-                                                       mpg_array *const *out, bool separate) {
-  bool all = true;
-  for (int i = 0; i < num_inputs; i++) all &= inputs[i]->numpy;
-  if (!all) return fail_kinds(op, inputs, num_inputs);
+                                                       mpg_array *const *out, bool separate,
+                                                       bool traced) {
   op = op->numpy;
-  mpg_trace *trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
+  mpg_trace *trace = NULL;
+  if (__builtin_expect(traced, 0)) trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
   if (op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES) && num_inputs > 0) {
     mpg_dtype first = mpg_array_desc(inputs[0])->dtype,
               last = mpg_array_desc(inputs[num_inputs - 1])->dtype;
@@ -294,19 +293,21 @@ static __attribute__((noinline)) mpg_status call_numpy(const mpg_op *op, const v
   if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);
-  return mpg_call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+  return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
 }
 
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate) {
-  bool numpy = mpg_op_is_numpy(op), traced = mpg_mode.trace != NULL;
+  bool numpy = mpg_op_is_numpy(op), all = true, traced = mpg_mode.trace != NULL;
   for (int i = 0; i < num_inputs; i++) {
     numpy |= inputs[i]->numpy;
+    all &= inputs[i]->numpy;
     traced |= inputs[i]->trace != NULL;
   }
+  if (__builtin_expect(numpy && !all, 0)) return fail_kinds(op, inputs, num_inputs);
   if (__builtin_expect(numpy, 0))
-    return call_numpy(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+    return call_numpy(op, params, inputs, num_inputs, outputs, num_visible, out, separate, traced);
   mpg_trace *trace = NULL;
   if (__builtin_expect(traced, 0)) trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
   if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)

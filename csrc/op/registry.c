@@ -64,6 +64,7 @@ _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 /* Parsed input and output names of a row. */
 typedef struct signature {
   int num_inputs, num_outputs;
+  int num_required; /* inputs that are not optional */
   bool variadic, variadic_outputs;
   /* True for an update op with num_weights weights and one output per weight. */
   bool of_many_weights;
@@ -195,6 +196,7 @@ static mpg_status read_signature(const mpg_op *op) {
     if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;
     if (marker == '!') s->mutable_inputs |= 1u << s->num_inputs;
     if (marker == '*') s->variadic = true;
+    if (marker != '?') s->num_required++;
     s->num_inputs++;
   }
   text = op->outputs;
@@ -341,8 +343,8 @@ int mpg_op_num_inputs(const mpg_op *op, const void *params, int given) {
   const signature *s = &signatures[op->id];
   if (op->num_inputs != mpg_arity_names) return op->num_inputs(op, params, given);
   if (s->variadic) return given < s->num_inputs ? s->num_inputs : given;
-  int least = s->num_inputs - __builtin_popcount(s->optional_inputs);
-  return given < least ? least : given > s->num_inputs ? s->num_inputs : given;
+  if (given < s->num_required) return s->num_required;
+  return given > s->num_inputs ? s->num_inputs : given;
 }
 
 int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs) {
@@ -486,9 +488,35 @@ static __attribute__((noinline)) mpg_status infer_numpy(mpg_infer *infer) {
   return status;
 }
 
+/* Infers an elementwise op whose inputs have one known shape and dtype, which is the usual case in
+ * eager programs. Returns false for other calls. */
+static inline bool infer_alike(const mpg_op *op, const mpg_desc *inputs, int num_inputs,
+                               mpg_desc *outputs, int num_outputs) {
+  if ((op->infer != mpg_infer_same && op->infer != ops[MPG_OP_broadcast_add].infer) ||
+      op->num_inputs != mpg_arity_names || num_outputs != 1 || num_inputs < 1 || num_inputs > 2)
+    return false;
+  const signature *s = &signatures[op->id];
+  if (s->num_required != num_inputs || s->num_inputs != num_inputs || s->variadic) return false;
+  const mpg_desc *first = &inputs[0], *last = &inputs[num_inputs - 1];
+  if (first->dtype == MPG_DTYPE_NONE || !(op->dtypes >> first->dtype & 1) ||
+      last->dtype != first->dtype || first->shape.ndim < 0 ||
+      last->shape.ndim != first->shape.ndim)
+    return false;
+  mpg_op_flags flags = mpg_op_is_numpy(op) ? op->flags : 0;
+  if (flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES | MPG_OP_TOTALS) &&
+      !mpg_dtype_is_float(first->dtype))
+    return false;
+  for (int i = 0; i < first->shape.ndim; i++)
+    if (first->shape.dims[i] < 0 || last->shape.dims[i] != first->shape.dims[i]) return false;
+  outputs[0] = *first;
+  if (flags & MPG_OP_TRUTH) outputs[0].dtype = MPG_BOOL;
+  return true;
+}
+
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs) {
+  if (infer_alike(op, inputs, num_inputs, outputs, num_outputs)) return MPG_OK;
   mpg_infer infer = {op, params, num_inputs, num_outputs, inputs, outputs, train, values};
   for (int i = 0; i < num_outputs; i++) {
     outputs[i].shape.ndim = -1;

@@ -204,7 +204,8 @@ void mpg_storage_note_watched(void);
 void mpg_contents_hand_over(mpg_storage *storage);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   if (__builtin_expect(storage->savers || storage->kept, 0)) mpg_contents_hand_over(storage);
-  storage->block.uses.write = tick;
+  /* An unneeded store would delay the copy of the block, if the array is freed at once. */
+  if (storage->block.uses.write != tick) storage->block.uses.write = tick;
   storage->version++;
   if (storage->watched) mpg_storage_note_watched();
 }

@@ -1,6 +1,7 @@
 """Methods of mx.np.ndarray in which it differs from NDArray.
 
-The methods call functions of ``mpgluon.numpy``, which is imported when the first one is called.
+Those that call functions of ``mpgluon.numpy`` are in ``numpy/_methods.py``. The package is imported
+when the first one is called.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from . import ranks
 from .hints import absent, present
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
     from typing import Any
 
     from .._core import Context
@@ -92,11 +91,7 @@ HIDDEN = {
 }
 
 
-def _np() -> ModuleType:
-    return importlib.import_module("mpgluon.numpy")
-
-
-def _only(function, **arguments):
+def only(function: str, **arguments: tuple[Any, ...]) -> None:
     """Raises NotSupportedError, a NotImplementedError, for an argument of NumPy whose value is not
     among the supported ones."""
     for name, (value, *supported) in arguments.items():
@@ -150,11 +145,15 @@ def _restored(values: Any, ctx: Context, dtype: str) -> ndarray:
     return _core.array(values, ctx, dtype).as_np_ndarray()
 
 
+_duplicate = NDArray.copy
+
+
 # --- Copies, dtypes and devices -------------------------------------------------------------------
 def _copy(self, order: str = "C") -> ndarray:
     """Returns a copy on the same device."""
-    _only("copy", order=(order, "C"))
-    return NDArray.copy(self)
+    if order != "C":
+        only("copy", order=(order, "C"))
+    return _duplicate(self)
 
 
 def _astype(
@@ -167,7 +166,7 @@ def _astype(
 ) -> ndarray:
     """Returns the array cast to a dtype, or the array itself if it has the dtype and `copy` is
     False. None means float32."""
-    _only("astype", order=(order, "K", "C"), casting=(casting, "unsafe"), subok=(bool(subok), True))
+    only("astype", order=(order, "K", "C"), casting=(casting, "unsafe"), subok=(bool(subok), True))
     return NDArray.astype(self, "float32" if dtype is None else dtype, copy)
 
 
@@ -181,265 +180,38 @@ def _to_device(self, device: Context) -> ndarray:
     return self.as_in_ctx(device)
 
 
-# --- Shapes ---------------------------------------------------------------------------------------
-def _sizes(function, shape, keywords):
-    """Returns the shape from the arguments of reshape."""
-    _only(function, order=(keywords.pop("order", "C"), "C"))
-    for name in ("shape", "newshape"):
-        if name in keywords and not shape:
-            shape = (keywords.pop(name),)
-    if keywords:
-        raise TypeError(f"{function}() got an unexpected keyword argument '{min(keywords)}'")
-    if not shape:
-        raise TypeError(f"{function}() needs a shape")
-    return shape[0] if len(shape) == 1 else shape
+# --- Functions of mx.np ---------------------------------------------------------------------------
+# Methods that `mpgluon.numpy` replaces when it is imported
+LATER = (
+    "__ceil__ __floor__ __round__ __trunc__ all any argmax argmin argsort broadcast_to clip cumsum "
+    "dot flatten max mean min nonzero prod ravel repeat reshape round sort squeeze std sum "
+    "swapaxes take transpose var"
+).split()
 
 
-def _reshape(self, *shape: int | Sequence[int], **keywords: Any) -> ndarray:
-    """Returns a copy in another shape of the same size. One size may be -1, which is computed from
-    the others. `reshape_view` doesn't copy."""
-    sizes = _sizes("reshape", shape, keywords)
-    return _np().reshape(self, sizes)
+def _later(name):
+    def method(self, *args, **kwargs):
+        importlib.import_module("mpgluon.numpy")
+        return getattr(self, name)(*args, **kwargs)
 
-
-def _flatten(self, order: str = "C") -> ndarray:
-    """Returns a copy with one dimension."""
-    _only("flatten", order=(order, "C"))
-    return _np().reshape(self, -1)
-
-
-def _ravel(self, order: str = "C") -> ndarray:
-    """Returns a copy with one dimension."""
-    _only("ravel", order=(order, "C"))
-    return _np().reshape(self, -1)
-
-
-def _transpose(self, *axes: Any) -> ndarray:
-    """Permutes the axes: ``x.transpose(1, 0)`` or ``x.transpose((1, 0))``. Reverses their order if
-    no axes are given."""
-    if len(axes) == 1 and (axes[0] is None or not isinstance(axes[0], int)):
-        axes = axes[0]
-    return _np().transpose(self, axes or None)
-
-
-def _swapaxes(self, axis1: int, axis2: int) -> ndarray:
-    """Swaps two axes."""
-    return _np().swapaxes(self, axis1, axis2)
-
-
-def _squeeze(self, axis: int | tuple[int, ...] | None = None) -> ndarray:
-    """Removes all axes of length 1, or only those in `axis`."""
-    return _np().squeeze(self, axis)
-
-
-def _broadcast_to(self, shape: Sequence[int]) -> ndarray:
-    """Broadcasts the array to a shape."""
-    return _np().broadcast_to(self, shape)
-
-
-# --- Elements -------------------------------------------------------------------------------------
-def _repeat(self, repeats: Any, axis: int | None = None) -> ndarray:
-    """Repeats each element; the result is flat if `axis` is None."""
-    return _np().repeat(self, repeats, axis)
-
-
-def _take(self, indices: ndarray, axis: int | None = None, mode: str = "raise") -> ndarray:
-    """Returns the elements or slices at the indices."""
-    return _np().take(self, indices, axis=axis, mode=mode)
-
-
-def _sort(self, axis: int | None = -1, kind: str | None = None, order: Any = None) -> ndarray:
-    """Returns a sorted copy, as in MXNet; NumPy's method sorts in place."""
-    return _np().sort(self, axis=axis, kind=kind, order=order)
-
-
-def _argsort(self, axis: int | None = -1, kind: str | None = None, order: Any = None) -> ndarray:
-    """Returns the indices, int64, that sort the array."""
-    return _np().argsort(self, axis=axis, kind=kind, order=order)
-
-
-def _nonzero(self) -> tuple[ndarray, ...]:
-    """Returns the indices of the elements that are not 0, one array per dimension."""
-    return _np().nonzero(self)
-
-
-def _clip(self, min: Any = None, max: Any = None, out: ndarray | None = None) -> ndarray:
-    """Limits the elements to ``[min, max]``."""
-    return _np().clip(self, min, max, out=out)
-
-
-def _round(self, decimals: int = 0, out: ndarray | None = None) -> ndarray:
-    """Rounds to a number of decimals."""
-    return _np().around(self, decimals, out=out)
-
-
-def ___round__(self, n: int = 0) -> ndarray:
-    return _np().around(self, n or 0)
-
-
-def ___floor__(self) -> ndarray:
-    return _np().floor(self)
-
-
-def ___ceil__(self) -> ndarray:
-    return _np().ceil(self)
-
-
-def ___trunc__(self) -> ndarray:
-    return _np().trunc(self)
-
-
-def _dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
-    """Returns NumPy's dot product with another array."""
-    if isinstance(b, ndarray):
-        return _np().dot(self, b, out=out)
-    # A parameter without a shape in a block's forward infers it from this array.
-    infer = getattr(b, "as_argument_of", None)
-    return infer(_np().dot, "dot", self, b) if infer else _np().dot(self, b, out=out)
-
-
-# --- Reductions -----------------------------------------------------------------------------------
-def _all(self, axis: Any = None, out: ndarray | None = None, keepdims: bool = False) -> ndarray:
-    """True if all elements along the axes are true."""
-    return _np().all(self, axis=axis, out=out, keepdims=keepdims)
-
-
-def _any(self, axis: Any = None, out: ndarray | None = None, keepdims: bool = False) -> ndarray:
-    """True if an element along the axes is true."""
-    return _np().any(self, axis=axis, out=out, keepdims=keepdims)
-
-
-def _max(self, axis: Any = None, out: ndarray | None = None, keepdims: bool = False) -> ndarray:
-    """Returns the maximum along the axes."""
-    return _np().max(self, axis=axis, out=out, keepdims=keepdims)
-
-
-def _min(self, axis: Any = None, out: ndarray | None = None, keepdims: bool = False) -> ndarray:
-    """Returns the minimum along the axes."""
-    return _np().min(self, axis=axis, out=out, keepdims=keepdims)
-
-
-def _argmax(
-    self, axis: int | None = None, out: ndarray | None = None, *, keepdims: bool = False
-) -> ndarray:
-    """Returns the index, int64, of the maximum along an axis."""
-    return _np().argmax(self, axis=axis, out=out, keepdims=keepdims)
-
-
-def _argmin(
-    self, axis: int | None = None, out: ndarray | None = None, *, keepdims: bool = False
-) -> ndarray:
-    """Returns the index, int64, of the minimum along an axis."""
-    return _np().argmin(self, axis=axis, out=out, keepdims=keepdims)
-
-
-def _sum(
-    self,
-    axis: Any = None,
-    dtype: DType | None = None,
-    out: ndarray | None = None,
-    keepdims: bool = False,
-) -> ndarray:
-    """Returns the sum along the axes."""
-    return _np().sum(self, axis=axis, dtype=dtype, out=out, keepdims=keepdims)
-
-
-def _prod(
-    self,
-    axis: Any = None,
-    dtype: DType | None = None,
-    out: ndarray | None = None,
-    keepdims: bool = False,
-) -> ndarray:
-    """Returns the product along the axes."""
-    return _np().prod(self, axis=axis, dtype=dtype, out=out, keepdims=keepdims)
-
-
-def _mean(
-    self,
-    axis: Any = None,
-    dtype: DType | None = None,
-    out: ndarray | None = None,
-    keepdims: bool = False,
-) -> ndarray:
-    """Returns the mean along the axes; float32 for integers."""
-    return _np().mean(self, axis=axis, dtype=dtype, out=out, keepdims=keepdims)
-
-
-def _std(
-    self,
-    axis: Any = None,
-    dtype: DType | None = None,
-    out: ndarray | None = None,
-    ddof: int = 0,
-    keepdims: bool = False,
-) -> ndarray:
-    """Returns the standard deviation along the axes."""
-    return _np().std(self, axis=axis, dtype=dtype, out=out, ddof=ddof, keepdims=keepdims)
-
-
-def _var(
-    self,
-    axis: Any = None,
-    dtype: DType | None = None,
-    out: ndarray | None = None,
-    ddof: int = 0,
-    keepdims: bool = False,
-) -> ndarray:
-    """Returns the variance along the axes."""
-    return _np().var(self, axis=axis, dtype=dtype, out=out, ddof=ddof, keepdims=keepdims)
-
-
-def _cumsum(
-    self, axis: int | None = None, dtype: DType | None = None, out: ndarray | None = None
-) -> ndarray:
-    """Returns the cumulative sums along an axis, of the flat array if `axis` is None."""
-    return _np().cumsum(self, axis=axis, dtype=dtype, out=out)
+    method.__name__ = name
+    return method
 
 
 def add_methods() -> None:
     """Adds the methods to ndarray. Must be called once, after the methods of NDArray were added."""
     absent(ndarray, HIDDEN)
+    for name in LATER:
+        setattr(ndarray, name, _later(name))
     for function in (
-        ___ceil__,
         ___dir__,
-        ___floor__,
         ___format__,
         ___reduce__,
         ___repr__,
-        ___round__,
         ___str__,
-        ___trunc__,
-        _all,
-        _any,
-        _argmax,
-        _argmin,
-        _argsort,
         _astype,
-        _broadcast_to,
-        _clip,
         _copy,
-        _cumsum,
-        _dot,
-        _flatten,
-        _max,
-        _mean,
-        _min,
-        _nonzero,
-        _prod,
-        _ravel,
-        _repeat,
-        _reshape,
-        _round,
-        _sort,
-        _squeeze,
-        _std,
-        _sum,
-        _swapaxes,
-        _take,
         _to_device,
-        _transpose,
-        _var,
     ):
         name = function.__name__[1:]
         function.__name__ = name

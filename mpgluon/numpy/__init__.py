@@ -17,6 +17,7 @@ from . import (
     _fallback,
     _functions,
     _joining,
+    _methods as _methods,
     _products,
     _shaping,
     _statistics,

@@ -30,6 +30,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -76,7 +77,8 @@ def make(module: str, table: str, others: dict[str, Any]) -> dict[str, Any]:
     functions = {}
     for entry in filter(str.strip, table.split("\n\n")):
         name, signature, row, given, other, text = _read(entry)
-        functions[name] = _core.numpy_function(
+        # Lookups in a module compare names by identity first.
+        functions[sys.intern(name)] = _core.numpy_function(
             module, name, signature, row, text, given, others[other] if other else None
         )
     return functions

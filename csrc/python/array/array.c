@@ -494,6 +494,7 @@ int mpg_py_array_init(PyObject *module) {
        "functions.\n\nExamples\n--------\n>>> x = mx.np.array([[1, 2], [3, 4]])\n>>> x.sum(), "
        "x[x > 2]\n(array(10.), array([3., 4.]))"},
       {Py_tp_new, array_new},
+      {Py_tp_dealloc, array_dealloc}, /* otherwise a slower one for any subclass is set */
       {Py_tp_getset, mpg_py_numpy_properties},
       /* A type that defines one of these two doesn't inherit the other. */
       {Py_tp_hash, PyObject_HashNotImplemented},
