@@ -289,6 +289,8 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, mpg_py_operand
 bool mpg_py_is_numpy(PyObject *object);  /* true for a numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* true for a Python or NumPy number, including bool */
 int mpg_py_scalar(PyObject *object, double *value);
+/* True for an integer of Python or NumPy, not bool of NumPy, and for a NumPy array of integers. */
+bool mpg_py_is_integer(PyObject *object);
 /* True for an integer that `value`, the double nearest to it, does not equal. */
 bool mpg_py_is_rounded(PyObject *object, double value);
 /* If the object is not a dtype, sets an exception and returns MPG_DTYPE_NONE. */

@@ -207,6 +207,7 @@ def test_operands_of_numpy_are_converted():
 
 BOUNDS = [2**7, 2**8, 2**31, 2**53, 2**63, 2**70]
 NUMBERS = [0, 1, 1.5, 1e30, -1e30, np.inf, -np.inf, np.nan, np.int64(2**53 + 1), np.float64(1e20)]
+NUMBERS += [np.array(2**53 + 1), np.array(2**63 - 1), np.array(2**63, "uint64")]
 NUMBERS += [sign * bound + step for bound in BOUNDS for sign in (1, -1) for step in (-1, 0, 1)]
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 
@@ -218,7 +219,7 @@ def test_comparisons_with_numbers_beyond_the_dtype_are_exact(dtype):
         values += [2**53, 2**53 + 1, 2**53 + 2, -(2**53) - 1]
     x = array(np.array(values, dtype))
     for number in NUMBERS:
-        exact = number.item() if isinstance(number, np.generic) else number
+        exact = number.item() if isinstance(number, (np.generic, np.ndarray)) else number
         for compare in COMPARISONS:
             for result in (compare(x, number), compiled(lambda a: [compare(a, number)])(x)[0]):
                 assert result.dtype == bool

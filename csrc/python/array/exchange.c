@@ -89,11 +89,12 @@ int mpg_py_scalar(PyObject *object, double *value) {
   return *value == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
+bool mpg_py_is_integer(PyObject *object) {
+  return PyLong_Check(object) || PyArray_IsScalar(object, Integer) ||
+         (PyArray_Check(object) && PyArray_ISINTEGER((PyArrayObject *)object));
+}
 bool mpg_py_is_rounded(PyObject *object, double value) {
-  if (value > -0x1p53 && value < 0x1p53) return false;
-  if (!PyLong_Check(object) && !PyArray_IsScalar(object, Integer) &&
-      !(PyArray_Check(object) && PyArray_ISINTEGER((PyArrayObject *)object)))
-    return false;
+  if ((value > -0x1p53 && value < 0x1p53) || !mpg_py_is_integer(object)) return false;
   int overflow = 0;
   PyObject *number = PyNumber_Index(object);
   long long integer = number ? PyLong_AsLongLongAndOverflow(number, &overflow) : 0;
@@ -411,10 +412,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, mpg_py_operand
   mpg_dtype wanted = like ? like->tensor.desc.dtype : MPG_FLOAT32;
   bool numpy = like && like->numpy;
   if (mpg_py_is_scalar(object)) {
-    if (like && mpg_dtype_is_integer(wanted) && !PyLong_Check(object) &&
-        !PyArray_IsScalar(object, Integer) &&
-        !(PyArray_Check(object) && PyArray_ISINTEGER((PyArrayObject *)object)))
-      wanted = MPG_FLOAT32;
+    if (like && mpg_dtype_is_integer(wanted) && !mpg_py_is_integer(object)) wanted = MPG_FLOAT32;
     PyArrayObject *scalar = mpg_py_as_ndarray(object, wanted);
     if (scalar == NULL) return NULL;
     npy_intp one = 1;

@@ -157,13 +157,9 @@ static integer_range range_of(mpg_dtype dtype) {
   return (integer_range){-ldexp(1, bits - 1), ldexp(1, bits - 1)};
 }
 
-static bool is_integer(PyObject *number) {
-  return PyLong_Check(number) || PyArray_IsScalar(number, Integer);
-}
-
 static bool is_real(PyObject *number) {
   if (PyArray_Check(number)) return PyArray_ISFLOAT((PyArrayObject *)number);
-  return !is_integer(number) && !PyArray_IsScalar(number, Bool);
+  return !mpg_py_is_integer(number) && !PyArray_IsScalar(number, Bool);
 }
 
 /* True if a comparison with the number, converted to a double and to the array's dtype, can differ
@@ -173,7 +169,7 @@ static bool needs_exact_comparison(const mpg_array *array, PyObject *number, dou
   if (!array->numpy || mpg_dtype_is_float(dtype)) return false;
   integer_range range = range_of(dtype);
   return !(scalar >= range.low && scalar < range.end) ||
-         (!(scalar > -0x1p53 && scalar < 0x1p53) && is_integer(number));
+         (!(scalar > -0x1p53 && scalar < 0x1p53) && mpg_py_is_integer(number));
 }
 
 /* Compares an array of integers or bools with a number that its dtype or a double cannot hold. */
@@ -185,7 +181,8 @@ static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *n
   if (reflected) kind = mirrored[kind];
   integer_range range = range_of(mpg_py_array_of(self)->tensor.desc.dtype);
   int overflow = 0;
-  if (range.end == 0x1p63 && scalar >= range.low && scalar <= range.end && is_integer(number)) {
+  if (range.end == 0x1p63 && scalar >= range.low && scalar <= range.end &&
+      mpg_py_is_integer(number)) {
     /* Only int64 has integers that a double rounds. */
     PyObject *integer = PyNumber_Index(number);
     if (integer == NULL) return NULL;
