@@ -86,14 +86,15 @@ static PyObject *missing(const char *name) {
 static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
                                   mpg_array *out);
 
-/* Calls an op that writes into `out`, and returns a new reference to that array. */
-static PyObject *call_into(const mpg_op *op, const void *params, mpg_array *const *inputs,
-                           int num_inputs, mpg_array *out) {
+/* Calls an op, which writes into `out` unless it is NULL. Returns a new reference to the result. */
+static inline PyObject *call_into(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                                  int num_inputs, mpg_array *out) {
+  if (out == NULL) return mpg_py_call(op, params, inputs, num_inputs);
   if (mpg_py_call_out(op, params, inputs, num_inputs, out) < 0) return NULL;
   return Py_NewRef((PyObject *)((char *)out - offsetof(mpg_py_array, array)));
 }
 
-/* Applies a scalar op. `real` is true if the scalar is a float. */
+/* Applies a scalar op. `real` is true if the scalar is a float; it matters for bool arrays only. */
 static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
                                     mpg_array *out) {
   if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL)
@@ -102,7 +103,6 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
   memcpy(params, scalar_params.defaults, sizeof params);
   memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
   mpg_array *array = mpg_py_array_of(self);
-  if (out == NULL) return mpg_py_call(op, params, &array, 1);
   return call_into(op, params, &array, 1, out);
 }
 
@@ -174,7 +174,7 @@ static bool needs_exact_comparison(const mpg_array *array, PyObject *number, dou
 
 /* Compares an array of integers or bools with a number that its dtype or a double cannot hold. */
 static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *number,
-                                 double scalar, bool reflected) {
+                                 double scalar, bool reflected, mpg_array *out) {
   static const mpg_py_binary mirrored[] = {[MPG_PY_EQ] = MPG_PY_EQ, [MPG_PY_NE] = MPG_PY_NE,
                                            [MPG_PY_GT] = MPG_PY_LT, [MPG_PY_GE] = MPG_PY_LE,
                                            [MPG_PY_LT] = MPG_PY_GT, [MPG_PY_LE] = MPG_PY_GE};
@@ -193,7 +193,7 @@ static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *n
     Py_DECREF(integer);
     if (operand != NULL) {
       mpg_array *inputs[2] = {mpg_py_array_of(self), mpg_py_array_of(operand)};
-      PyObject *result = mpg_py_call(mpg_py->binary[kind].array, NULL, inputs, 2);
+      PyObject *result = call_into(mpg_py->binary[kind].array, NULL, inputs, 2, out);
       Py_DECREF(operand);
       return result;
     }
@@ -203,7 +203,7 @@ static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *n
   if (overflow < 0 || scalar < range.low) truth |= kind == MPG_PY_GT || kind == MPG_PY_GE;
   if (overflow > 0 || scalar >= range.end) truth |= kind == MPG_PY_LT || kind == MPG_PY_LE;
   const mpg_op *op = mpg_py->binary[truth ? MPG_PY_GE : MPG_PY_LT].scalar;
-  return with_scalar(op, self, range.low, false, NULL);
+  return with_scalar(op, self, range.low, false, out);
 }
 
 /* Applies an operator to an array and an operand that is not an NDArray: a Python or NumPy number,
@@ -216,18 +216,13 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
     if (op == NULL) return missing(reflected ? names[kind].reflected : names[kind].scalar);
     double scalar;
     if (mpg_py_scalar(other, &scalar) < 0) return NULL;
-    if (is_comparison(kind) && needs_exact_comparison(mpg_py_array_of(self), other, scalar)) {
-      PyObject *result = compare_exactly(kind, self, other, scalar, reflected);
-      if (result == NULL || out == NULL) return result;
-      mpg_array *truth = mpg_py_array_of(result);
-      PyObject *written = call_into(mpg_op_find("_copyto"), NULL, &truth, 1, out);
-      Py_DECREF(result);
-      return written;
-    }
+    if (is_comparison(kind) && needs_exact_comparison(mpg_py_array_of(self), other, scalar))
+      return compare_exactly(kind, self, other, scalar, reflected, out);
     if (__builtin_expect(!(scalar > -0x1p53 && scalar < 0x1p53), 0) &&
         check_integer(kind, self, other, scalar) < 0)
       return NULL;
-    return with_scalar(op, self, scalar, is_real(other), out);
+    bool real = mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL && is_real(other);
+    return with_scalar(op, self, scalar, real, out);
   }
   if (!mpg_py_is_numpy(other)) return unsupported(kind, self, other);
   if (operator->array == NULL) return missing(names[kind].array);
@@ -237,11 +232,7 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   if (converted == NULL) return NULL;
   mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(converted);
   mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};
-  PyObject *result;
-  if (out == NULL)
-    result = mpg_py_call(operator->array, NULL, inputs, 2);
-  else
-    result = call_into(operator->array, NULL, inputs, 2, out);
+  PyObject *result = call_into(operator->array, NULL, inputs, 2, out);
   Py_DECREF(converted);
   return result;
 }
@@ -291,7 +282,6 @@ PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_a
   if (!first || !mpg_py_is_array(b))
     return first ? with_other(kind, a, b, false, out) : with_other(kind, b, a, true, out);
   mpg_array *inputs[2] = {mpg_py_array_of(a), mpg_py_array_of(b)};
-  if (out == NULL) return mpg_py_call(mpg_py->binary[kind].array, NULL, inputs, 2);
   return call_into(mpg_py->binary[kind].array, NULL, inputs, 2, out);
 }
 
