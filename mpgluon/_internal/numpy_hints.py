@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from .hints import of_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Names that mx.np and mx.npx lack -> the replacement.
 _NAMES = {
     "np.Inf": "np.inf",
-    "np.NaN": "np.nan",
     "np.cumprod": "np.exp(np.cumsum(np.log(x))) for positive numbers, or numpy.cumprod, which "
     "computes on copies of the values",
     "np.fmax": "np.maximum",
@@ -26,7 +30,6 @@ _NAMES = {
     "np.random.RandomState": "mx.random.seed, and the functions of np.random",
     "np.random.bernoulli": "npx.random.bernoulli",
     "np.random.default_rng": "mx.random.seed, and the functions of np.random",
-    "np.random.seed": "mx.random.seed",
     "np.random.standard_gamma": "np.random.gamma(shape, size=size)",
     "np.random.standard_normal": "np.random.normal(size=size)",
     "np.save": "npx.save",
@@ -57,7 +60,7 @@ _NAMES = {
     )
     for name in names.split()
 }
-_NAMES |= {f"np.{kind}": kind for kind in ("bool", "float", "int", "str")}
+_NAMES |= {f"np.{kind}": kind for kind in ("float", "int", "str")}
 
 # Functions of NumPy that take no arrays or only describe them.
 _WITHOUT_ARRAYS = set(
@@ -69,16 +72,25 @@ _WITHOUT_ARRAYS = set(
 )
 
 
-def list_names(module: str) -> None:
-    """Makes ``dir`` of a module list the names in ``__all__``, and its errors for unknown names
-    suggest a replacement."""
+def list_names(module: str, create: Callable[[str], object] | None = None) -> None:
+    """Makes ``dir`` of a module list the names in ``__all__`` and submodules, and its errors for
+    unknown names suggest a replacement. ``create`` returns the value of a name in ``__all__`` that
+    the module does not define."""
     names = vars(sys.modules[module])
 
     def missing(name):
-        raise of_numpy(module, name)
+        if create is None or name not in names["__all__"]:
+            raise of_numpy(module, name)
+        value = names[name] = create(name)
+        return value
+
+    def is_listed(name, value):
+        submodule = isinstance(value, ModuleType) and value.__name__ == f"{module}.{name}"
+        return name.startswith("__") or (submodule and not name.startswith("_"))
 
     def listed():
-        return sorted({*names["__all__"], *(name for name in names if name.startswith("__"))})
+        others = [name for name, value in names.items() if is_listed(name, value)]
+        return sorted({*names["__all__"], *others})
 
     names["__getattr__"], names["__dir__"] = missing, listed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._core import ndarray
-from .._internal.numpy_hints import of_numpy as _of_numpy
+from .._internal.numpy_hints import list_names as _list_names
 from . import (
     _creation,
     _diagonals,
@@ -53,9 +53,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
-
-    def __getattr__(name: str) -> object:
-        if name not in _fallback.__all__:
-            raise _of_numpy(__name__, name)
-        function = globals()[name] = _fallback.function(name)
-        return function
+    _list_names(__name__, _fallback.function)
