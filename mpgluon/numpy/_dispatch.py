@@ -138,14 +138,17 @@ def _by_ops(module, name, args, kwargs, on_copies):
         return NotImplemented
     if isinstance(bound.arguments.get("out"), np.ndarray):
         return NotImplemented
-    first = next(_fallback.arrays_in((*args, kwargs)))
+    # Conditions are bool, so NumPy arrays become operands of the other arrays.
+    like = max(
+        _fallback.arrays_in((*args, kwargs)), key=lambda x: (is_float(x), x.dtype != np.bool_)
+    )
     of_op = isinstance(function, _core.NumPyFunction)
 
     def convert(values):
         """Converts a NumPy array, unless an op converts it as it does for operators."""
         if of_op and values.dtype.kind in "biu":
             return values
-        return operand(values, first, name in _PROMOTING)
+        return operand(values, like, name in _PROMOTING)
 
     for key, value in bound.arguments.items():
         if key not in _ON_HOST:

@@ -31,6 +31,11 @@ def test_dispatch_lists_name_functions_of_mx_np():
         assert decorator(len) is len
 
 
+def condition_like(a):
+    """Returns constant bools of the kind of an array."""
+    return array(VALUES > 0.5, mx.cpu(1)) if isinstance(a, mx.np.ndarray) else VALUES > 0.5
+
+
 UFUNCS = {
     "exp": lambda a: onp.exp(a) * 2,
     "arctan2": lambda a: onp.arctan2(a, a**2),
@@ -47,6 +52,8 @@ UFUNCS = {
     "tensordot": lambda a: onp.tensordot(a, VALUES, axes=([1], [1])),
     "pad": lambda a: onp.pad(a**2, onp.array([[1, 0], [0, 2]])),
     "roll": lambda a: onp.roll(a**2, onp.int64(1), axis=1),
+    "condition first": lambda a: onp.where(condition_like(a), a**2, VALUES.astype("float64")),
+    "condition and floats first": lambda a: onp.where(condition_like(a), onp.ones((2, 3)), a**2),
 }
 
 
