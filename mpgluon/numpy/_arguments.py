@@ -242,16 +242,17 @@ def _holds(dtype, values):
 def choose(condition: ndarray, x: ndarray | float, y: ndarray | float) -> ndarray:
     """Returns x if a condition is true and y otherwise, elementwise with broadcasting.
 
-    At least one of x and y must be an array; a number is converted to its dtype. So are floats in
-    an array of NumPy.
+    At least one of x and y must be an array; a number is converted to its dtype. So are the values
+    of a NumPy array if the dtype is floating or holds them.
     """
     like = x if isinstance(x, ndarray) else y
-    x, y = (
-        constant(v, like.context, like.dtype if is_float(like) else v.dtype)
-        if isinstance(v, np.ndarray)
-        else v
-        for v in (x, y)
-    )
+    if is_float(like):
+        x, y = (
+            constant(v, like.context, like.dtype) if isinstance(v, np.ndarray) else v
+            for v in (x, y)
+        )
+    else:
+        x, y = (operand(v, like) if isinstance(v, np.ndarray) else v for v in (x, y))
     parts = [value for value in (condition, x, y) if isinstance(value, ndarray)]
     shape = common_shape(*(value.shape for value in parts))
     condition, *arrays = aligned(parts, shape)

@@ -285,6 +285,9 @@ SAME_DTYPE = {
     "numpy.minimum": lambda a, b: np.minimum(a, b),
     "numpy.greater": lambda a, b: np.greater(a, b),
     "concatenate": lambda a, b: mx.np.concatenate([a, b]),
+    "where": lambda a, b: mx.np.where(a > 1, a, b),
+    "where, broadcast": lambda a, b: mx.np.where(a[:1] > 0, b, a),
+    "numpy.where": lambda a, b: np.where(a > 1, a, b),
     "numpy.concatenate": lambda a, b: np.concatenate([a, b]),
     "+=": lambda a, b: operator.iadd(a.copy(), b),
 }
