@@ -110,12 +110,17 @@ def joined(arrays: Sequence[ndarray], axis: int, out: ndarray | None = None) -> 
     return _concat(*arrays, dim=axis, out=out)
 
 
+def _padded(x, ndim):
+    """Inserts axes of size 1 before the first axis, so that the array has `ndim` axes."""
+    return shaped(x, (1,) * (ndim - x.ndim) + x.shape)
+
+
 def broadcast(x: ndarray, shape: Sequence[int]) -> ndarray:
     """Broadcasts an array to a shape."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
-    return _broadcast(shaped(x, (1,) * (len(shape) - x.ndim) + x.shape), shape=shape)
+    return _broadcast(_padded(x, len(shape)), shape=shape)
 
 
 def aligned(arrays: Sequence[ndarray], shape: tuple[int, ...]) -> list[ndarray]:
@@ -126,14 +131,14 @@ def aligned(arrays: Sequence[ndarray], shape: tuple[int, ...]) -> list[ndarray]:
     traced = [x for x in arrays if x._in_trace]
     if not traced or all(x.shape == shape for x in arrays):
         return [broadcast(x, shape) for x in arrays]
-    like = next((x for x in traced if x.shape == shape), traced[0])
-    like, whole = broadcast(like, shape), like
+    source = next((x for x in traced if x.shape == shape), traced[0])
+    like = broadcast(source, shape)
     return [
         like
-        if x is whole
+        if x is source
         else x
         if x.shape == shape
-        else _broadcast_like(shaped(x, (1,) * (len(shape) - x.ndim) + x.shape), like)
+        else _broadcast_like(_padded(x, len(shape)), like)
         for x in arrays
     ]
 
@@ -145,8 +150,7 @@ def spread(x: ndarray, batch: tuple[int, ...], count: int, like: ndarray) -> nda
     if x.shape == shape or x._in_trace or not like._in_trace or like.shape[: len(batch)] != batch:
         return broadcast(x, shape)
     axes = tuple(range(len(batch)))
-    rows = shaped(x, (1,) * (len(shape) - x.ndim) + x.shape)
-    return _broadcast_like(rows, like, lhs_axes=axes, rhs_axes=axes)
+    return _broadcast_like(_padded(x, len(shape)), like, lhs_axes=axes, rhs_axes=axes)
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
