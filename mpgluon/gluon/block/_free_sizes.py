@@ -42,8 +42,8 @@ def free_sizes(
     `retrace` traces the block for other input shapes, or returns None if the block rejects them.
     `is_valid` checks that a symbol whose ops have the given parameters produces the same output
     shapes as the given traces; for the traces in its last argument, the symbol may also fail. The
-    list omits axes for which the block accepts only one size: its
-    ops reject other sizes, so the symbol needs no check of its own.
+    list omits axes for which the block accepts only one size: its ops reject other sizes, so the
+    symbol needs no check of its own.
     """
     traces, fixed = [first], []
     params = [params for _, params, *_ in first.traced.ops]
@@ -110,9 +110,8 @@ class _Op(NamedTuple):
     name: str
     numpy: bool
     texts: list  # its parameters in each trace
-    shapes: list  # the shape of its first input in each trace; None for an op without inputs
-    old: list | None  # the sizes of its first input; None if its number of axes differs
-    new: list | None  # the sizes of its first output
+    old: list | None  # the sizes of its first input; None without inputs or if the axes differ
+    new: list | None  # the sizes of its first output; None if its number of axes differs
     sources: dict  # size -> list of (value, axis) that the op can take this size from
     sizes_of: Callable[[int], list | None]  # returns the sizes of a value
 
@@ -140,10 +139,9 @@ def _opened(traces):
     for place, (name, params, used, output, count) in enumerate(first.ops):
         texts = [traced.ops[place][1] for traced in all_traced]
         if any(other != params for other in texts):
-            shapes = [traced.shapes[used[0]] if used else None for traced in all_traced]
             old = sizes_of(used[0]) if used else None
             numpy = getattr(name, "numpy", False)
-            op = _Op(name, numpy, texts, shapes, old, sizes_of(output), sources, sizes_of)
+            op = _Op(name, numpy, texts, old, sizes_of(output), sources, sizes_of)
             params = _without_sizes(op)
             if params is None:
                 return None
@@ -193,9 +191,9 @@ def _without_sizes(op):
             continue
         write = _WRITERS.get((op.name, key))
         values = [_numbers(text) for text in given]
-        if write is None or len({len(value) for value in values}) > 1:
+        if write is None or op.old is None or len({len(value) for value in values}) > 1:
             return None
-        written = write(texts[0], list(zip(*values)), op.shapes)
+        written = write(texts[0], list(zip(*values)), op.old)
         if written is None:
             return None
         found[key] = _tuple(written) if given[0].startswith("(") else ", ".join(map(str, written))
@@ -278,14 +276,14 @@ def _counted(op):
     source = next(iter(op.sources.get(op.new[0], ())), None) if op.new else None
     if source is None or any(other != fixed[0] for other in fixed):
         return None
-    start = params["start"] if "stop" in params else "0"
-    kept = {key: params[key] for key in ("step", "repeat") if key in params}
     value, axis = source
-    dtype = params.get("dtype", "float32")
-    return {"as": "_contrib_arange_like", "axis": str(axis), "of": value} | {
-        **kept,
-        "start": start,
-        "dtype": dtype,
+    return {
+        "as": "_contrib_arange_like",
+        "of": value,
+        "axis": str(axis),
+        "start": params["start"] if "stop" in params else "0",
+        "dtype": params.get("dtype", "float32"),
+        **{key: params[key] for key in ("step", "repeat") if key in params},
     }
 
 
@@ -381,28 +379,27 @@ def _differ(values):
 #
 # A function returns a value of the parameter that is valid for all sizes, or None if there is none.
 # Its arguments are the op's parameters, a tuple for each number in the parameter with the number's
-# values in all traces, and the shapes of the op's first input in all traces.
+# values in all traces, and the sizes of the op's first input.
 
 
-def _begins(params, values, shapes):
-    return _bounds(params, values, shapes, _begin)
+def _begins(params, values, old):
+    return _bounds(params, values, old, _begin)
 
 
-def _ends(params, values, shapes):
-    return _bounds(params, values, shapes, _end)
+def _ends(params, values, old):
+    return _bounds(params, values, old, _end)
 
 
-def _bounds(params, values, shapes, write):
+def _bounds(params, values, old, write):
     axis = params.get("axis")
     axes = range(len(values)) if axis is None else [int(axis)]
     steps = _numbers(params.get("step", "")) or [1] * len(values)
     bounds = []
     for place, step, bound in zip(axes, steps, values):
-        sizes = [shape[place] for shape in shapes]
         if _differ(bound):
             if None in bound:
                 return None
-            bound = write(bound, sizes, (step or 1) < 0)
+            bound = write(bound, old[place], (step or 1) < 0)
             if bound is _FIXED:
                 return None
             bounds.append(bound)

@@ -218,7 +218,7 @@ def _product(params, sources, numpy, ranks):
 
 
 def _numbers_like(params, sources, numpy):
-    """Returns 0, 1, ... in a dtype, as many as the axis of an array has elements."""
+    """Returns evenly spaced numbers of a dtype, one for each index along an axis of an array."""
     dtype = params.get("dtype")
     if dtype is not None:
         sources = [(_node(_Row("Cast", numpy), {"dtype": dtype}, sources), 0)]
