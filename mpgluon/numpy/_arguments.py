@@ -221,12 +221,15 @@ def constant(values: Any, context: Any, dtype: Any) -> ndarray:
 
 
 def operand(values: np.ndarray[Any, Any], like: ndarray, promotes: bool = False) -> ndarray:
-    """Converts a NumPy array to the device of an array. As Python's numbers do, floats take the
-    dtype of an array of floats, so that NumPy's default float64 doesn't promote it. Integers take
-    the dtype of an array of integers that holds them, unless the function promotes its operands."""
+    """Converts a NumPy array to the device of an array, as operators do (``mpg_py_operand``).
+    Floats take the dtype of an array of floats; next to others, NumPy's default float64 becomes
+    float32. Integers take the dtype of an array of integers that holds them, unless the function
+    promotes its operands."""
     kind = values.dtype.kind
     if kind == "f" and is_float(like):
         return constant(values, like.context, like.dtype)
+    if values.dtype == np.float64:
+        return constant(values, like.context, "float32")
     if kind in "iu" and not is_float(like) and not promotes and _holds(like.dtype, values):
         return constant(values, like.context, like.dtype)
     dtype = WIDER.get(values.dtype, values.dtype)

@@ -277,6 +277,16 @@ def test_numpy_integers_promote_as_arrays_do(name, ours, theirs):
         assert np.array_equal(result.asnumpy(), wanted.asnumpy())
 
 
+@pytest.mark.parametrize("name", ["+", "*", "/", "//", "numpy.add", "numpy.multiply"])
+@pytest.mark.parametrize("ours", ["int32", "float16", "float64"])
+def test_numpy_floats_on_both_sides_give_equal_dtypes(name, ours):
+    x, y = array([1, 2, 7], ours), np.array([3.5, 1, 2])
+    wanted = "float32" if ours == "int32" else ours
+    for args in ((x, y), (y, x)):
+        result = ARITHMETIC[name](*args)
+        assert type(result) is mx.np.ndarray and result.dtype == wanted
+
+
 SAME_DTYPE = {
     "==": operator.eq,
     "<": operator.lt,
