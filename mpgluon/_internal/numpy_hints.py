@@ -66,9 +66,9 @@ _NAMES |= {f"np.{kind}": kind for kind in ("float", "int", "str")}
 _WITHOUT_ARRAYS = set(
     "array2string base_repr binary_repr broadcast_shapes can_cast einsum_path errstate "
     "format_float_positional format_float_scientific frombuffer fromfile fromfunction fromiter "
-    "fromregex fromstring genfromtxt get_printoptions geterr info isdtype isscalar issubdtype "
-    "iterable loadtxt memmap mintypecode nditer ndenumerate ndindex printoptions set_printoptions "
-    "show_config typename".split()
+    "fromregex fromstring get_printoptions geterr info isdtype isscalar issubdtype iterable "
+    "loadtxt memmap mintypecode nditer ndenumerate ndindex printoptions show_config "
+    "typename".split()
 )
 
 
