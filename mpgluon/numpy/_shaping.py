@@ -136,8 +136,8 @@ def ravel(x: ndarray, order: str = "C") -> ndarray:
 def broadcast_arrays(*args: Any) -> list[ndarray]:
     """Broadcasts arrays and numbers to their common shape.
 
-    Floats take the dtype of the first array if it has floats. Integers take its dtype if it has
-    integers and holds them, and otherwise become int64.
+    Floats take the dtype of the first array if it has floats, and otherwise become float32.
+    Integers take its dtype if it has integers and holds them, and otherwise become int64.
 
     Raises
     ------
