@@ -146,5 +146,7 @@ def test_error_for_an_array_made_in_the_forward_pass_names_its_dtype(hybridize):
     net.initialize()
     net.cast("bfloat16")
     net.hybridize(hybridize)
-    with pytest.raises(mx.MXNetError, match=r"bfloat16.*not float32.*create it with dtype=x\.dtype"):
+    with pytest.raises(
+        mx.MXNetError, match=r"bfloat16.*not float32.*create it with dtype=x\.dtype"
+    ):
         net(nd.ones((4, 4), dtype="bfloat16"))
