@@ -45,6 +45,9 @@ struct mpg_trace {
   mpg_trace_copy *copies; /* owned */
   size_t num_copies, copies_capacity;
   uint64_t born; /* number of storages created before the trace began */
+  /* True if slices of traced arrays become ops with the given bounds, even if these are beyond the
+   * size, so that the ops are correct for other sizes. */
+  bool keeps_bounds;
   /* True if autograd was recording when the trace began. If it no longer is, autograd.pause() is
    * active. */
   bool recording;

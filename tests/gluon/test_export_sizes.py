@@ -31,6 +31,11 @@ FREE = {
     "last two": lambda F, h: h[:, -2:],
     "first of a longer axis": lambda F, h: h[:, :2],
     "every second": lambda F, h: h[:, ::2],
+    "beyond the end": lambda F, h: h[:, :9],
+    "beyond the start": lambda F, h: h[..., -6:, :],
+    "beyond the end in steps": lambda F, h: h[:, 0:5:2],
+    "beyond the end backward": lambda F, h: h[:, 5::-2],
+    "beyond the batch": lambda F, h: h[:5, None],
     "slice_axis": lambda F, h: F.slice_axis(h, axis=1, begin=h.shape[1] - 2, end=h.shape[1]),
     "indices": lambda F, h: h[:, [2, 0]],
     "indices of features": lambda F, h: h[:, :, np.array([[1, 0], [0, 1]])],
@@ -94,7 +99,7 @@ def imported(net, folder):
 def test_sizes_that_ops_infer_stay_free(tmp_path, name):
     net = called(FREE[name])
     block = imported(net, tmp_path)
-    for shape in ((2, 4, 3), (5, 4, 3), (2, 7, 3), (6, 5, 3)):
+    for shape in ((2, 4, 3), (5, 4, 3), (2, 7, 3), (6, 5, 3), (2, 12, 3)):
         x = nd.random.normal(shape=shape)
         np.testing.assert_allclose(block(x).asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
 

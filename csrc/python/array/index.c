@@ -32,6 +32,17 @@ static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
   return mpg_py_raise(status);
 }
 
+/* Calls slice, and reshapes the result if the key drops or adds axes. */
+static PyObject *get_slice(mpg_array *array, const basic_key *basic, const mpg_tuple *begin,
+                           const mpg_tuple *end, const mpg_tuple *step) {
+  PyObject *sliced =
+      mpg_py_call_named("slice", &array, 1, NULL, "begin", begin, "end", end, "step", step, NULL);
+  if (sliced == NULL || mpg_shape_equal(&basic->sliced, &basic->result)) return sliced;
+  PyObject *result = mpg_py_reshape(sliced, &basic->result);
+  Py_DECREF(sliced);
+  return result;
+}
+
 /* Returns x[key]. `tensor` is the tensor that the array had when `basic` was resolved; the caller
  * retains it. The array may have a different tensor now, so the ops recheck the key. */
 static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const basic_key *basic) {
@@ -53,12 +64,33 @@ static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const ba
   }
   mpg_tuple begin, end, step;
   mpg_key_slice_params(basic, &begin, &end, &step);
-  PyObject *sliced = mpg_py_call_named("slice", &array, 1, NULL, "begin", &begin, "end", &end,
-                                       "step", &step, NULL);
-  if (sliced == NULL || mpg_shape_equal(&basic->sliced, &basic->result)) return sliced;
-  PyObject *result = mpg_py_reshape(sliced, &basic->result);
-  Py_DECREF(sliced);
-  return result;
+  return get_slice(array, basic, &begin, &end, &step);
+}
+
+/* Replaces the parameters of slices other than x[:] by the bounds in the key, even beyond the size.
+ * Returns false if the key has only x[:], integers and new axes. */
+static bool restore_bounds(PyObject *key, const plain_key *plain, const mpg_shape *shape,
+                           mpg_tuple *begin, mpg_tuple *end, mpg_tuple *step) {
+  /* Entries after an ellipsis refer to the last axes. */
+  Py_ssize_t before = 0, count = PyTuple_Check(key) ? PyTuple_GET_SIZE(key) : 0;
+  for (Py_ssize_t i = 0; i < count && PyTuple_GET_ITEM(key, i) != Py_Ellipsis; i++)
+    before += PyTuple_GET_ITEM(key, i) != Py_None;
+  if (count == 0) before = key != Py_Ellipsis;
+  bool restored = false;
+  for (Py_ssize_t i = 0; i < plain->count; i++) {
+    const plain_entry *entry = &plain->entries[i];
+    Py_ssize_t axis = i < before ? i : shape->ndim - plain->count + i;
+    Py_ssize_t begin_index = entry->begin, end_index = entry->end;
+    bool has_end = end_index > -INT32_MAX && end_index < INT32_MAX;
+    if (!entry->is_slice || (begin_index == 0 && !has_end && entry->step == 1)) continue;
+    PySlice_AdjustIndices((Py_ssize_t)shape->dims[axis], &begin_index, &end_index, entry->step);
+    bool has_begin = entry->begin > -INT32_MAX && entry->begin < INT32_MAX;
+    begin->values[axis] = has_begin ? entry->begin : begin_index;
+    end->values[axis] = has_end ? entry->end : end_index < 0 ? MPG_TUPLE_NONE : end_index;
+    step->values[axis] = entry->step;
+    restored = true;
+  }
+  return restored;
 }
 
 PyObject *mpg_key_get_basic(PyObject *self, PyObject *key) {
@@ -68,6 +100,13 @@ PyObject *mpg_key_get_basic(PyObject *self, PyObject *key) {
   mpg_tensor tensor = mpg_py_array_of(self)->tensor;
   if (mpg_key_parse(key, &plain, &tensor.desc.shape, mpg_py_array_of(self)->numpy, &basic) < 0)
     return NULL;
+  const mpg_trace *trace = mpg_py_array_of(self)->trace;
+  if (trace != NULL && trace->keeps_bounds) {
+    mpg_tuple begin, end, step;
+    mpg_key_slice_params(&basic, &begin, &end, &step);
+    if (restore_bounds(key, &plain, &tensor.desc.shape, &begin, &end, &step))
+      return get_slice(mpg_py_array_of(self), &basic, &begin, &end, &step);
+  }
   mpg_tensor_retain(&tensor);
   PyObject *result = get_resolved(self, &tensor, &basic);
   mpg_tensor_release(&tensor);

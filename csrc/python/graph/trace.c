@@ -351,6 +351,13 @@ static PyObject *trace_spans_ranks(PyObject *object, void *Py_UNUSED(unused)) {
   return trace ? PyBool_FromLong(mpg_graph_spans_ranks(&trace->graph)) : NULL;
 }
 
+static PyObject *trace_keep_bounds(PyObject *object, PyObject *Py_UNUSED(unused)) {
+  mpg_trace *trace = open_trace(object);
+  if (trace == NULL) return NULL;
+  trace->keeps_bounds = true;
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef trace_methods[] = {
     {"__enter__", trace_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))trace_exit, METH_FASTCALL, NULL},
@@ -369,6 +376,9 @@ static PyMethodDef trace_methods[] = {
      "output, number of outputs). The name is None for a call that is not an op."},
     {"shape", trace_shape, METH_O, "shape(id)\n--\n\nThe shape of the value with this id."},
     {"keep", trace_keep, METH_O, "keep(ids)\n--\n\nKeeps these values live until the trace ends."},
+    {"keep_bounds", trace_keep_bounds, METH_NOARGS,
+     "keep_bounds()\n--\n\nMakes slices ops with the given bounds, even beyond the size, so that "
+     "the ops fit other sizes."},
     {"forget_moves", trace_forget_moves, METH_NOARGS,
      "forget_moves()\n--\n\nDiscards the cached moves of arrays between groups, so that later uses "
      "move them with new copies."},

@@ -133,6 +133,7 @@ class Signature:
         Raises NotSupportedError if the block has host operations, loops or branches."""
         discovery = tracing.Discovery()
         with autograd.pause(train_mode=self.training), discovery:
+            discovery.trace.keep_bounds()
             arrays, outputs = self._predict(discovery, inputs)
             if discovery.splits or discovery.has_bodies:
                 raise self._no_symbol(
