@@ -185,6 +185,9 @@ PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const 
 /* Same as mpg_py_call, but writes the result into `out`. */
 int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *out);
+/* Copies the values of an array into another one of the same shape and dtype, on any device.
+ * Returns -1 with an exception set on failure. */
+int mpg_py_copy_into(mpg_array *source, mpg_array *target);
 /* Calls an op by name. The parameters are (name, pointer to the value) pairs, ended by NULL. Values
  * have the types of the parameter struct, such as mpg_tuple for SHAPE and int64_t for INT. Fails
  * for unknown names. Writes into `out`, or returns a new NDArray if `out` is NULL. */

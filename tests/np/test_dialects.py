@@ -373,3 +373,34 @@ def test_clip_is_the_minimum_of_the_maximum(dtype, low, high):
         return
     wanted = np.minimum(np.maximum(values, np.float64(low)), np.float64(high)).astype(dtype)
     assert mx.np.clip(array(values, dtype), low, high).tolist() == wanted.tolist()
+
+
+IN_PLACE = ["iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"]
+IN_PLACE += ["iand", "ior", "ixor"]
+
+
+@pytest.mark.parametrize("name_", IN_PLACE)
+@pytest.mark.parametrize("size", [3, 100])
+def test_in_place_operators_write_into_small_and_large_arrays(name_, size):
+    """Ops of large arrays are queued, those of small ones run at once."""
+    function, dtype = getattr(operator, name_), "int32" if name_ in IN_PLACE[-3:] else "float64"
+    values = (np.arange(size * size).reshape(size, size) % 5 + 1).astype(dtype)
+    for other in (values % 3 + 1, 2):
+        if name_ == "imatmul" and isinstance(other, int):
+            continue
+        x, wanted = array(values, dtype), values.copy()
+        view = x[1]
+        result = function(x, other if isinstance(other, int) else array(other, dtype))
+        wanted = function(wanted, other)
+        assert result is x and name(x) == dtype
+        assert np.allclose(x.asnumpy(), wanted) and np.allclose(view.asnumpy(), wanted[1])
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+@pytest.mark.parametrize("number", [2, 2**40, -(2**40), 0.5])
+def test_comparisons_write_into_small_and_large_arrays(size, number):
+    values = np.arange(size, dtype="int32") % 4
+    for name_ in ("less", "equal", "not_equal", "greater", "less_equal", "greater_equal"):
+        out = mx.np.zeros(size, dtype="bool")
+        assert getattr(mx.np, name_)(array(values, "int32"), number, out=out) is out
+        assert np.array_equal(out.asnumpy(), getattr(np, name_)(values, number))

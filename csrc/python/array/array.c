@@ -278,6 +278,13 @@ PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_
   Py_RETURN_NONE;
 }
 
+int mpg_py_copy_into(mpg_array *source, mpg_array *target) {
+  mpg_device_id device = mpg_array_device_id(target);
+  PyObject *done = mpg_py_call_named("_copyto", &source, 1, target, "ctx", &device, NULL);
+  Py_XDECREF(done);
+  return done == NULL ? -1 : 0;
+}
+
 PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_tracked(array)) {
@@ -329,9 +336,7 @@ static PyObject *copy_to_pinned(mpg_array *array, mpg_device_id id) {
     Py_CLEAR(result);
     return NULL;
   }
-  PyObject *copied = mpg_py_call_named("_copyto", &array, 1, target, "ctx", &id, NULL);
-  if (copied == NULL) Py_CLEAR(result);
-  Py_XDECREF(copied);
+  if (mpg_py_copy_into(array, target) < 0) Py_CLEAR(result);
   return result;
 }
 

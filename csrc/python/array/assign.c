@@ -45,8 +45,7 @@ static int assign_all(mpg_array *array, PyObject *value) {
   PyObject *prepared = prepare(array, value, &desc->shape);
   if (prepared == NULL) return -1;
   source = mpg_py_array_of(prepared);
-  mpg_device_id device = mpg_array_device_id(array);
-  int result = done_of(mpg_py_call_named("_copyto", &source, 1, array, "ctx", &device, NULL));
+  int result = mpg_py_copy_into(source, array);
   Py_DECREF(prepared);
   return result;
 }

@@ -269,13 +269,9 @@ static PyObject *copyto(PyObject *self, PyObject *other) {
   mpg_array *target = mpg_py_array_of(other);
   PyObject *source = mpg_py_cast(self, target->tensor.desc.dtype);
   if (source == NULL) return NULL;
-  mpg_array *array = mpg_py_array_of(source);
-  mpg_device_id id = mpg_array_device_id(target);
-  PyObject *done = mpg_py_call_named("_copyto", &array, 1, target, "ctx", &id, NULL);
+  int status = mpg_py_copy_into(mpg_py_array_of(source), target);
   Py_DECREF(source);
-  if (done == NULL) return NULL;
-  Py_DECREF(done);
-  return Py_NewRef(other);
+  return status < 0 ? NULL : Py_NewRef(other);
 }
 static PyObject *astype(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"dtype", "copy", NULL};

@@ -103,8 +103,7 @@ static PyObject *numpy_matmul(PyObject *a, PyObject *b) {
  * the reference to the result. */
 static PyObject *write_result(PyObject *self, PyObject *result) {
   if (result == NULL || result == Py_NotImplemented) return result;
-  mpg_array *value = mpg_py_array_of(result);
-  int status = mpg_py_call_out(mpg_op_find("_copyto"), NULL, &value, 1, mpg_py_array_of(self));
+  int status = mpg_py_copy_into(mpg_py_array_of(result), mpg_py_array_of(self));
   Py_DECREF(result);
   return status < 0 ? NULL : Py_NewRef(self);
 }
