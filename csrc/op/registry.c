@@ -499,8 +499,7 @@ static inline bool infer_alike(const mpg_op *op, const mpg_desc *inputs, int num
   if (s->num_required != num_inputs || s->num_inputs != num_inputs || s->variadic) return false;
   const mpg_desc *first = &inputs[0], *last = &inputs[num_inputs - 1];
   if (first->dtype == MPG_DTYPE_NONE || !(op->dtypes >> first->dtype & 1) ||
-      last->dtype != first->dtype || first->shape.ndim < 0 ||
-      last->shape.ndim != first->shape.ndim)
+      last->dtype != first->dtype || first->shape.ndim < 0 || last->shape.ndim != first->shape.ndim)
     return false;
   mpg_op_flags flags = mpg_op_is_numpy(op) ? op->flags : 0;
   if (flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES | MPG_OP_TOTALS) &&

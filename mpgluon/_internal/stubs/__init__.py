@@ -14,6 +14,7 @@ import inspect
 import os
 import pkgutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -188,7 +189,8 @@ def _numpy_stub(function: _core.NumPyFunction) -> str:
         type_ = {"out": "ndarray | None", "name": "str | None"}.get(role, "Any")
         if role == "parameter" and params[target]["kind"] in _TYPES:
             type_ = _TYPES[params[target]["kind"]]
-            type_ += "" if parameter.default is not None or "None" in type_ else " | None"
+            optional = parameter.default is None and not type_.endswith("| None")
+            type_ += " | None" if optional else ""
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
             arguments.append("*")
         arguments.append(_annotated(parameter, {name: type_}))
@@ -239,6 +241,8 @@ def _by_introspection(name: str, value: Any, *, method: bool) -> str:
     indent = "    " if method else ""
     if isinstance(value, _core.Op):
         return _op_stub(value, name, symbol=False, method=True)
+    if isinstance(value, _core.NumPyFunction):
+        return textwrap.indent(_numpy_stub(value), indent)
     if inspect.isgetsetdescriptor(value) or inspect.ismemberdescriptor(value):
         doc = _doc(value.__doc__, indent + "    ")
         return f"{indent}@property\n{indent}def {name}(self) -> Any:\n{doc}"
@@ -358,6 +362,7 @@ def _class(node: ast.stmt, kind: type) -> str:
 
 
 def _core_stub() -> str:
+    importlib.import_module("mpgluon.numpy")  # adds methods to ndarray
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_core.pyi")
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read())
