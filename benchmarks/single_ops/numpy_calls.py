@@ -2,8 +2,8 @@
 
 from single_ops.case import Case
 
-# x, y: arrays (16, 16); r: (16,); i: 16 indices below 10. Name -> expressions of mx.np, mx.nd and
-# PyTorch
+# Name -> expressions of mx.np, mx.nd and PyTorch. x and y are arrays of 16x16 numbers, r has 16
+# numbers, and i has 16 indices below 10.
 CALLS = {
     **{f"x {op} y": (f"x {op} y",) * 3 for op in ("+", "-", "*", "/", ">", "==")},
     **{f"x {op} 2": (f"x {op} 2",) * 3 for op in ("+", "*", "**", ">")},
