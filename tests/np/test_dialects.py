@@ -382,7 +382,7 @@ IN_PLACE += ["iand", "ior", "ixor"]
 @pytest.mark.parametrize("name_", IN_PLACE)
 @pytest.mark.parametrize("size", [3, 100])
 def test_in_place_operators_write_into_small_and_large_arrays(name_, size):
-    """Ops of large arrays are queued, those of small ones run at once."""
+    """Ops of small arrays run at once, ops of large arrays are queued."""
     function, dtype = getattr(operator, name_), "int32" if name_ in IN_PLACE[-3:] else "float64"
     values = (np.arange(size * size).reshape(size, size) % 5 + 1).astype(dtype)
     for other in (values % 3 + 1, 2):
