@@ -101,12 +101,15 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   return spread;
 }
 
-/* Fast path for the most common key, a single array of integers. Returns the indices as row
+/* Fast path for the most common key, a single NumPy array of integers. Returns the indices as row
  * numbers, with the axis size added to negative indices. */
 PyArrayObject *mpg_key_row_positions(PyObject *entry, int axis, int64_t size) {
-  PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(
-      entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
-      NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST, NULL);
+  /* An array that nobody else refers to is the copy of a device's array, and is changed in place. */
+  bool own = Py_REFCNT(entry) == 1 && PyArray_CHKFLAGS((PyArrayObject *)entry, NPY_ARRAY_OWNDATA);
+  int copy = own ? 0 : NPY_ARRAY_ENSURECOPY;
+  PyArrayObject *flat =
+      (PyArrayObject *)PyArray_FromAny(entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
+                                       NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | copy, NULL);
   if (flat == NULL) return NULL;
   int64_t *values = PyArray_DATA(flat);
   for (npy_intp i = 0, count = PyArray_SIZE(flat); i < count; i++) {

@@ -115,7 +115,10 @@ PyObject *mpg_key_get_basic(PyObject *self, PyObject *key) {
 
 static PyObject *take(mpg_array *source, mpg_array *positions, int64_t axis) {
   mpg_array *inputs[2] = {source, positions};
-  return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
+  mpg_take_params params;
+  mpg_params_defaults(&mpg_take_table, &params);
+  params.axis = axis;
+  return mpg_py_call(mpg_op_get(MPG_OP_take), &params, inputs, 2);
 }
 
 /* Returns x[mask] for a mask of the leading dimensions. While a block is traced, the Python
