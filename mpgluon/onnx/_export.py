@@ -13,10 +13,11 @@ from ..base import MXNetError
 from ..symbol import Symbol, load as load_symbol
 from ..symbol._graph import entries_of, row_name, topological
 from . import _ops as _ops
+from ._expansion import expanded
 from ._graph import Builder, Value, value
 from ._package import NUMBERS, OPSET, ONNXError, onnx_package
 from ._sizes import Dynamic, Inferred, check_known, dtype_name, dynamic_axes
-from ._table import EXPORTS
+from ._table import EXPORTS, export_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +123,7 @@ def export_model(
         raise ValueError(f"in_types has {len(types)} dtypes, but there are {len(shapes)} in_shapes")
     types = [dtype_name(dtype) for dtype in types]
     symbol, arrays = _network(sym, params, list(zip(shapes, types)))
-    graph = _Graph(onnx, symbol, arrays, shapes, types)
+    graph = _Graph(onnx, symbol, arrays, shapes, types, _arguments(sym, len(shapes)))
     model = graph.dynamic_model(dynamic_input_shapes, verbose) if dynamic else graph.model(verbose)
     if run_shape_inference:
         model = onnx.shape_inference.infer_shapes(model)
@@ -177,17 +178,33 @@ def _network(sym, params, inputs):
     }
 
 
-class _Graph:
-    """The state of one export."""
+def _arguments(sym, count):
+    """Returns the names of a block's `count` arguments in order; for a symbol, an empty list."""
+    from ..gluon import HybridBlock
+    from ..gluon.block._symbol_block import argument_names
 
-    def __init__(self, onnx, symbol, arrays, shapes, types) -> None:
+    return argument_names(sym, count) if isinstance(sym, HybridBlock) else []
+
+
+class _Graph:
+    """The state of one export. `arguments` has the names of all inputs in the order of the shapes,
+    and may be empty if the shapes are those of the graph's inputs."""
+
+    def __init__(self, onnx, symbol, arrays, shapes, types, arguments) -> None:
         self._onnx, self._arrays = onnx, arrays
         self._entries = entries_of(symbol)
         self._names = symbol.list_outputs()
         self._order = topological(self._entries)
         free = [node.name for node in self._order if node.call is None and node.name not in arrays]
         inputs = [node.name for node in self._read() if node.name not in arrays]
-        if len(shapes) == len(free):
+        self._count, self._kept = len(shapes), range(len(shapes))
+        if len(arguments) == len(shapes) and {*inputs} <= {*arguments}:
+            # The results do not depend on arguments that are not in the graph.
+            self._kept = [place for place, name in enumerate(arguments) if name in free]
+            inputs, shapes, types = [
+                [items[place] for place in self._kept] for items in (arguments, shapes, types)
+            ]
+        elif len(shapes) == len(free):
             inputs = free  # the given shapes include those of labels, which inference does not read
         if len(inputs) != len(shapes):
             raise ValueError(
@@ -199,15 +216,22 @@ class _Graph:
         shapes = {**{name: array.shape for name, array in arrays.items()}, **given}
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         dtypes.update(zip(inputs, types))
+        self._entries, self._arrays = expanded(self._entries, arrays, shapes, dtypes)
+        self._order = topological(self._entries)
+        for name in self._arrays.keys() - arrays.keys():
+            shapes[name] = self._arrays[name].shape
+            dtypes[name] = dtype_name(self._arrays[name].dtype)
         self._inputs, self._shapes, self._dtypes = inputs, shapes, dtypes
 
     def dynamic_model(self, told: Any, verbose: bool) -> Any:
         """Returns the model with dynamic sizes."""
-        if told is not None and len(told) != len(self._inputs):
-            raise ValueError(
-                f"dynamic_input_shapes has {len(told)} shapes, but there are "
-                f"{len(self._inputs)} inputs"
-            )
+        if told is not None:
+            if len(told) != self._count:
+                raise ValueError(
+                    f"dynamic_input_shapes has {len(told)} shapes, but there are "
+                    f"{self._count} inputs"
+                )
+            told = [told[place] for place in self._kept]
         axes = dynamic_axes(self._entries, self._shapes, self._dtypes, self._inputs, told)
         try:
             return self.model(verbose, axes)
@@ -224,7 +248,7 @@ class _Graph:
         """Returns the variables that inference reads, which excludes labels of losses."""
         read = set()
         for node in self._order:
-            row = None if node.call is None else EXPORTS.get(row_name(node.call))
+            row = None if node.call is None else export_of(row_name(node.call))
             for place, (source, _) in enumerate(node.inputs):
                 if row is None or place not in row.unread:
                     read.add(source)
@@ -239,12 +263,13 @@ class _Graph:
         read = {*self._read(), *[node for node in self._order if node.name in self._inputs]}
         # Add inputs before constants and nodes, because any op may depend on the inputs' sizes.
         variables = [node for node in self._order if node.call is None and node in read]
-        for node in sorted(variables, key=lambda node: node.name in self._arrays):
+        places = {name: place for place, name in enumerate(self._inputs)}
+        for node in sorted(variables, key=lambda node: places.get(node.name, len(places))):
             values[node] = [self._variable(g, node)]
         for node in self._order:
             if node.call is None:
                 continue
-            row = EXPORTS.get(row_name(node.call))
+            row = export_of(row_name(node.call))
             sources = [
                 values[source][index]
                 for place, (source, index) in enumerate(node.inputs)

@@ -15,7 +15,7 @@ from ..context import cpu
 from ..symbol._graph import made_at, row_name
 from ._package import NUMBERS, ONNXError
 from ._sizes import Dynamic
-from ._table import EXPORTS
+from ._table import export_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -259,8 +259,9 @@ class Builder:
         names = [node.output_name(index) for index in range(len(outputs))]
         arrays = _folded(node, inputs, outputs)
         if arrays is not None:
+            # A node must compute each output of the model, so constants need other names.
             names = [
-                self.constant(array, dtype, name)
+                self.constant(array, dtype, f"{name}/constant")
                 for array, (_, dtype), name in zip(arrays, outputs, names)
             ]
         else:
@@ -271,18 +272,12 @@ class Builder:
         ]
 
     def _converted(self, node, inputs, outputs, names):
-        row = EXPORTS.get(row_name(node.call))
+        row = export_of(row_name(node.call))
         if row is None:
             raise ONNXError(
                 f"ONNX export: node '{node.name}': the op {node.call.name} cannot be converted; "
                 "compute that part outside the exported block, or with ops that "
                 f"mx.onnx.get_operator_support() lists{made_at(node)}"
-            )
-        if node.call.numpy and any(dtype == "bool" for _, dtype in outputs):
-            raise ONNXError(
-                f"ONNX export: node '{node.name}': {node.call.name} of mx.np returns an array of "
-                "bool, which cannot be converted; compute conditions outside the exported "
-                f"block{made_at(node)}"
             )
         begin, call = len(self.nodes), Call(node, inputs, outputs)
         self.number_dtype = inputs[0].dtype if inputs else call.dtype

@@ -50,7 +50,7 @@ class Inferred:
     """
 
     def __init__(self, entries, shapes, dtypes, axes: dict[tuple[str, int], str]) -> None:
-        self._runs = [_infer(entries, shapes, dtypes), *_others(entries, shapes, dtypes, axes)]
+        self._runs = [inferred(entries, shapes, dtypes), *_others(entries, shapes, dtypes, axes)]
         self.order = self._runs[0].order
 
     def of(self, node: Any, index: int) -> tuple[tuple[Size, ...], str]:
@@ -75,7 +75,7 @@ def _others(entries, shapes, dtypes, axes):
     for way in WAYS:
         try:
             return [
-                _infer(entries, _resized(shapes, axes, names, way, run), dtypes) for run in (0, 1)
+                inferred(entries, _resized(shapes, axes, names, way, run), dtypes) for run in (0, 1)
             ]
         except MXNetError as failure:
             error = error or failure
@@ -95,7 +95,8 @@ def _size(sizes):
     return sizes[0] if len(set(sizes)) == 1 else Dynamic(sizes)
 
 
-def _infer(entries, shapes, dtypes):
+def inferred(entries: Any, shapes: Any, dtypes: Any) -> Inference:
+    """Infers a graph; variables of unknown dtype have float32."""
     found = Inference(entries, shapes, dtypes)
     found.assume("float32")
     return found

@@ -21,6 +21,8 @@ class Export(NamedTuple):
 
 
 EXPORTS: dict[str, Export] = {}
+# Functions of mx.np that are not ops. Those that are missing here are expanded into ops.
+FUNCTIONS: dict[str, Export] = {}
 IMPORTS: dict[str, Callable[..., Any]] = {}
 
 
@@ -35,6 +37,20 @@ def exports(names: str, onnx: str, unread: tuple[int, ...] = ()) -> Callable[...
         return function
 
     return enter
+
+
+def function_exports(name: str, onnx: str) -> Callable[..., Any]:
+    """Registers a function as the exporter of a function of mx.np."""
+
+    def enter(function):
+        FUNCTIONS[name] = Export(function, onnx, ())
+        return function
+
+    return enter
+
+
+def export_of(name: str) -> Export | None:
+    return EXPORTS.get(name) or FUNCTIONS.get(name)
 
 
 def imports(names: str) -> Callable[..., Any]:

@@ -302,6 +302,13 @@ def symbol_of(block: HybridBlock) -> Symbol:
     return symbol_and_constants(block)[0]
 
 
+def argument_names(block: HybridBlock, count: int) -> list[str]:
+    """Returns the names of a block's `count` arguments in its symbol, in order."""
+    if isinstance(block, SymbolBlock):
+        return list(block._input_names)
+    return ["data"] if count == 1 else [f"data{place}" for place in range(count)]
+
+
 def symbol_and_constants(
     block: HybridBlock,
     inputs: Sequence[Any] | None = None,
@@ -339,7 +346,7 @@ def symbol_and_constants(
         kind = kinds[0] if kinds else (is_np_array(),)
         descs = [(shape, dtype, home, *kind) for shape, dtype in inputs]
     count = _nested.count(form)
-    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    names = argument_names(block, count)
     constants: dict[str, NDArray] = {}
     found: list[Symbol] = []
     reason = None  # explains why the block computes different results on symbols

@@ -30,9 +30,14 @@ for _op, _number in (
 
 def made(g, call, inputs=()):
     """Computes a call whose result depends only on shapes, and returns the result as a constant."""
-    if any(isinstance(size, Dynamic) for source in (call, *inputs) for size in source.shape):
+    if any(isinstance(size, Dynamic) for size in call.shape):
         call.refuse("its result depends on a dynamic size; make fewer axes dynamic")
-    arrays = [nd.zeros(source.shape, dtype=source.dtype) for source in inputs]
+    # If the result has a fixed shape, it does not depend on the inputs' dynamic sizes.
+    shapes = [
+        [size[0] if isinstance(size, Dynamic) else size for size in source.shape]
+        for source in inputs
+    ]
+    arrays = [nd.zeros(shape, dtype=source.dtype) for shape, source in zip(shapes, inputs)]
     return [g.constant(item.asnumpy()) for item in call.node.call.run(arrays)]
 
 
@@ -89,14 +94,27 @@ def size_array(g, call, x):
     return g.Reshape(g.Size(x), [1])
 
 
-@exports("diag", "Gather, or GatherND")
+@exports("diag", "Gather, or ScatterND")
 def diag(g, call, x):
-    if x.ndim != 2:
-        call.refuse("diag of an array with more or fewer than two axes cannot be converted")
-    rows, columns = x.sizes
-    k = call["k"]
-    places = [(i, i + k) for i in range(rows) if 0 <= i + k < columns]
-    return g.GatherND(x, np.asarray(places, dtype=np.int64))
+    if x.ndim == 1:
+        return _on_diagonal(g, call, x)
+    first, second = [axis % x.ndim for axis in (call["axis1"], call["axis2"])]
+    rest = [axis for axis in range(x.ndim) if axis not in (first, second)]
+    rows, columns, k = x.size(first), x.size(second), call["k"]
+    places = [i * columns + i + k for i in range(rows) if 0 <= i + k < columns]
+    # Gather from the elements of each matrix.
+    shape = (*[x.shape[axis] for axis in rest], rows, columns)
+    matrices = g.Transpose(x, perm=[*rest, first, second])
+    flat = g.reshape(matrices, (*shape[:-2], rows * columns), shape)
+    return g.Gather(flat, np.asarray(places, dtype=np.int64), axis=len(rest))
+
+
+def _on_diagonal(g, call, x):
+    """Returns the matrix with the elements of a vector on a diagonal."""
+    k, count = call["k"], x.size(0)
+    rows = np.arange(count) + max(-k, 0)
+    places = np.stack([rows, rows + k], axis=1)
+    return g.ScatterND(g.full(call.shape, 0, call.dtype), places, x)
 
 
 # --- Import: known shapes are folded, and open sizes are computed at run time ---------------------

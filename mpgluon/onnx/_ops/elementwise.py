@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ... import symbol as sym
 from ...symbol._methods import function
 from .._graph import value
@@ -46,14 +48,26 @@ NOTHING = "_copy BlockGrad make_loss MakeLoss _copyto cast_storage"
 # Ops that ONNX supports for integers. All other ops cast integers to float32.
 OF_INTEGERS = {"abs", "negative", "sign", "square"}
 INTEGERS = {"int8", "uint8", "int32", "int64", "bool"}
+# Ops that return integers unchanged.
+ROUNDING = {"ceil", "floor", "fix", "trunc", "round", "rint", "_rint_even", "_contrib_round_ste"}
+# The dtype in which arithmetic is computed, for dtypes that onnxruntime has no kernels for. The
+# casts back wrap like the arithmetic of the narrow dtype.
+WIDE = {"int8": "int32", "uint8": "int32"}
 
 
 def _of_floats(g, op, x, function):
-    """Applies a function that is only defined for floats to numbers of any dtype."""
-    if x.dtype not in INTEGERS or op in OF_INTEGERS:
+    """Applies a function that is only defined for floats to numbers of any dtype. The result has
+    the dtype of the call: in mx.np, functions of integers return floats."""
+    dtype = g.call.dtype
+    if x.dtype not in INTEGERS:
         return function(x)
-    g.number_dtype = "float32"
-    return g.cast(function(value(g.cast(x, "float32"), x.shape, "float32")), x.dtype, "float32")
+    if op in ROUNDING:
+        return g.cast(x, dtype)
+    if op in OF_INTEGERS:
+        return g.cast(function(x), dtype, x.dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    g.number_dtype = wide
+    return g.cast(function(value(g.cast(x, wide), x.shape, wide)), dtype, wide)
 
 
 def _enter_same(op, onnx):
@@ -171,9 +185,14 @@ def smooth_l1(g, call, x):
     return g.Where(g.Less(size, 1 / square), inner, g.Sub(size, 0.5 / square))
 
 
+def _as_float(g, x):
+    """Casts integers to float32, and leaves floats as they are."""
+    return g.cast(x, "float32") if x.dtype in INTEGERS else x
+
+
 @exports("_contrib_isnan", "IsNaN")
 def isnan(g, call, x):
-    return g.cast(g.IsNaN(x), call.dtype, "bool")
+    return g.cast(g.IsNaN(_as_float(g, x)), call.dtype, "bool")
 
 
 @exports("_contrib_isinf", "IsInf")
@@ -192,8 +211,8 @@ def isfinite(g, call, x):
 
 def _modulo(g, x, y):
     none = g.Equal(y, 0.0)  # in mx.nd, x modulo 0 is 0
-    if g.call.dtype in INTEGERS:
-        return g.Mod(x, g.Where(none, 1, y))
+    if g.number_dtype in INTEGERS:
+        return g.Where(none, 0, g.Mod(x, g.Where(none, 1, y)))
     return g.Where(none, 0.0, g.Sub(x, g.Mul(g.Floor(g.Div(x, y)), y)))
 
 
@@ -201,17 +220,58 @@ def _hypot(g, x, y):
     return g.Sqrt(g.Add(g.Mul(x, x), g.Mul(y, y)))
 
 
+def _divide(g, x, y):
+    """Divides. onnxruntime fails for integers divided by 0, whose quotient is undefined."""
+    if g.number_dtype in INTEGERS:
+        known = g.constants.get(str(y))
+        if known is None or not known.all():
+            y = g.Where(g.Equal(y, 0), 1, y)
+    return g.Div(x, y)
+
+
+def _is_negative(g, x):
+    """True for negative numbers and for -0, whose reciprocal is -inf."""
+    return g.Less(g.Where(g.Equal(x, 0.0), g.Reciprocal(x), x), 0.0)
+
+
+def _arctan2(g, y, x):
+    infinite = g.And(*[g.IsInf(g.cast(part, "float32", g.number_dtype)) for part in (x, y)])
+    x, y = [g.Where(infinite, g.Sign(part), part) for part in (x, y)]
+    none = g.Equal(x, 0.0)
+    angle = g.Where(none, g.Mul(g.Sign(y), math.pi / 2), g.Atan(g.Div(y, g.Where(none, 1.0, x))))
+    # On the left, the angle is turned by half a circle.
+    left = g.Or(g.Less(x, 0.0), g.And(_is_negative(g, x), g.Equal(y, 0.0)))
+    turn = g.Where(_is_negative(g, y), -math.pi, math.pi)
+    return g.Where(g.IsNaN(y), y, g.Where(left, g.Add(angle, turn), angle))
+
+
+def _copysign(g, x, y):
+    size = g.Abs(x)
+    return g.Where(_is_negative(g, y), g.Neg(size), size)
+
+
+def _ldexp(g, x, y):
+    unchanged = g.Or(g.Equal(x, 0.0), g.IsInf(g.cast(x, "float32", g.number_dtype)))
+    # Two factors, because 2**y can overflow although the product is finite.
+    half = g.Floor(g.Mul(y, 0.5))
+    product = g.Mul(g.Mul(x, g.Pow(2.0, half)), g.Pow(2.0, g.Sub(y, half)))
+    return g.Where(unchanged, x, product)
+
+
 # function name -> (ONNX ops, a function, the ops with two inputs)
 ARITHMETIC = {
     "add": ("Add", lambda g, x, y: g.Add(x, y), "broadcast_add elemwise_add _grad_add"),
     "sub": ("Sub", lambda g, x, y: g.Sub(x, y), "broadcast_sub elemwise_sub"),
     "mul": ("Mul", lambda g, x, y: g.Mul(x, y), "broadcast_mul elemwise_mul"),
-    "div": ("Div", lambda g, x, y: g.Div(x, y), "broadcast_div elemwise_div"),
+    "div": ("Div", _divide, "broadcast_div elemwise_div"),
     "power": ("Pow", lambda g, x, y: g.Pow(x, y), "broadcast_power _power"),
     "maximum": ("Max", lambda g, x, y: g.Max(x, y), "broadcast_maximum _maximum"),
     "minimum": ("Min", lambda g, x, y: g.Min(x, y), "broadcast_minimum _minimum"),
     "mod": ("Div, Floor", _modulo, "broadcast_mod _mod"),
     "hypot": ("Sqrt", _hypot, "broadcast_hypot _hypot"),
+    "arctan2": ("Atan, Where", _arctan2, "_arctan2"),
+    "copysign": ("Abs, Where", _copysign, "_copysign"),
+    "ldexp": ("Pow, Mul", _ldexp, "_ldexp"),
 }
 # Ops of an array and a number: the function, and True if the number comes first.
 SCALARS = {
@@ -228,6 +288,12 @@ SCALARS = {
     "_mod_scalar": ("mod", False),
     "_rmod_scalar": ("mod", True),
     "_hypot_scalar": ("hypot", False),
+    "_arctan2_scalar": ("arctan2", False),
+    "_rarctan2_scalar": ("arctan2", True),
+    "_copysign_scalar": ("copysign", False),
+    "_rcopysign_scalar": ("copysign", True),
+    "_ldexp_scalar": ("ldexp", False),
+    "_rldexp_scalar": ("ldexp", True),
 }
 COMPARISONS = {
     "equal": "Equal",
@@ -240,18 +306,48 @@ COMPARISONS = {
 LOGIC = {"and": "And", "or": "Or", "xor": "Xor"}
 
 
+# The ops of bools in mx.np: a sum is a logical or, and a product a logical and.
+OF_BOOLS = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}
+
+
 def _enter_arithmetic(onnx, function, ops):
     @exports(ops, onnx)
     def binary(g, call, x, y):
-        g.number_dtype = call.dtype
-        return function(g, g.cast(x, call.dtype), g.cast(y, call.dtype))
+        if call.dtype == "bool" and onnx in OF_BOOLS:
+            return g.emit(OF_BOOLS[onnx], g.cast(x, "bool"), g.cast(y, "bool"))
+        g.number_dtype = wide = WIDE.get(call.dtype, call.dtype)
+        return g.cast(function(g, g.cast(x, wide), g.cast(y, wide)), call.dtype, wide)
 
 
 def _enter_scalar(op, function, onnx, first):
     @exports(op, onnx)
     def with_number(g, call, x):
-        number, x = g.number(call["scalar"], call.dtype), g.cast(x, call.dtype)
-        return function(g, number, x) if first else function(g, x, number)
+        g.number_dtype = wide = WIDE.get(call.dtype, call.dtype)
+        number = call["scalar"]
+        if number == 0 and call.node.call.text("scalar")[0] == "-":
+            number = -0.0
+        number, x = g.number(wrapped(number, wide), wide), g.cast(x, wide)
+        found = function(g, number, x) if first else function(g, x, number)
+        return g.cast(found, call.dtype, wide)
+
+
+# The smallest and the largest number of each integer dtype.
+RANGES = {name: (int(np.iinfo(name).min), int(np.iinfo(name).max)) for name in INTEGERS - {"bool"}}
+
+
+def wrapped(number, dtype):
+    """Converts a number to a dtype like a kernel, which wraps integers out of range."""
+    if dtype not in RANGES or not math.isfinite(number):
+        return number
+    low, high = RANGES[dtype]
+    return (int(number) - low) % (high - low + 1) + low
+
+
+def _comparable(g, onnx, x):
+    """Returns the dtype in which an array is compared."""
+    if x.dtype == "bool":
+        return "bool" if onnx == "Equal" else "int32"
+    return WIDE.get(x.dtype, x.dtype)
 
 
 def _compared(g, onnx, x, y, dtype):
@@ -263,11 +359,22 @@ def _compared(g, onnx, x, y, dtype):
 def _enter_comparison(name, onnx):
     @exports(f"broadcast_{name} _{name}", onnx)
     def compare(g, call, x, y):
-        return _compared(g, onnx, x, y, call.dtype)
+        wide = _comparable(g, onnx.split(",")[0], x)
+        return _compared(g, onnx, g.cast(x, wide), g.cast(y, wide), call.dtype)
 
     @exports(f"_{name}_scalar", onnx)
     def compare_with_number(g, call, x):
-        return _compared(g, onnx, x, float(call["scalar"]), call.dtype)
+        wide, number = WIDE.get(x.dtype, x.dtype), call["scalar"]
+        if x.dtype in INTEGERS:
+            # A number that the integers lack is compared as a float in mx.np.
+            wide = "int32" if wide == "bool" else wide
+            low, high = RANGES[wide]
+            exact = math.isfinite(number) and number == int(number) and low <= number <= high
+            if exact:
+                number = int(number)
+            elif call.node.call.numpy:
+                wide = "float64"
+        return _compared(g, onnx, g.cast(x, wide), g.number(number, wide), call.dtype)
 
 
 def _enter_logic(name, onnx):
@@ -281,6 +388,14 @@ def _enter_logic(name, onnx):
         return g.cast(g.emit(onnx, g.cast(x, "bool"), number), call.dtype, "bool")
 
 
+def _enter_bits(name, onnx):
+    @exports(f"_bitwise_{name}", onnx)
+    def bits(g, call, x, y):
+        if call.dtype != "bool":
+            call.refuse("only bits of bools can be converted")
+        return g.emit(onnx, x, y)
+
+
 for _onnx, _function, _ops in ARITHMETIC.values():
     _enter_arithmetic(_onnx, _function, _ops)
 for _op, (_name, _first) in SCALARS.items():
@@ -289,6 +404,7 @@ for _name, _onnx in COMPARISONS.items():
     _enter_comparison(_name, _onnx)
 for _name, _onnx in LOGIC.items():
     _enter_logic(_name, _onnx)
+    _enter_bits(_name, _onnx)
 
 
 @exports("logical_not", "Not")
@@ -312,17 +428,25 @@ def where(g, call, condition, x, y):
     if condition_rows(call):
         rest = (1,) * (call.inputs[1].ndim - 1)
         condition = g.reshape(condition, (call.inputs[0].shape[0], *rest), call.inputs[0].shape)
-    return g.Where(condition, x, y)
+    # onnxruntime selects between floats and some integers only.
+    wide = {"bool": "uint8", "int8": "int32"}.get(call.dtype, call.dtype)
+    return g.cast(g.Where(condition, g.cast(x, wide), g.cast(y, wide)), call.dtype, wide)
 
 
 def condition_rows(call):
-    """True if the condition of `where` is a vector, which selects rows instead of elements."""
-    return call.inputs[0].ndim == 1 and call.inputs[1].ndim > 1
+    """True if the condition of `where` of mx.nd is a vector, which selects rows instead of
+    elements."""
+    vector = call.inputs[0].ndim == 1 and call.inputs[1].ndim > 1
+    return vector and not call.node.call.numpy
 
 
 @exports("clip", "Clip")
 def clip(g, call, x):
-    return g.Clip(x, call["a_min"], call["a_max"])
+    low, high = call["a_min"], call["a_max"]
+    if x.dtype in RANGES:  # bounds out of range do not limit
+        least, most = RANGES[x.dtype]
+        low, high = [None if end is None else min(max(end, least), most) for end in (low, high)]
+    return g.Clip(x, low, high)
 
 
 @exports("Cast amp_cast", "Cast")
@@ -451,14 +575,22 @@ def not_back(node):
 @imports("Where")
 def where_back(node):
     condition, x, y = [node.symbol(place) for place in range(3)]
-    condition = sym.cast(condition, dtype=node.dtype(1))
+    dtype = node.dtype(1)
+    if dtype == "bool":  # bool cannot be added
+        dtype = "uint8"
+        x, y = sym.cast(x, dtype=dtype), sym.cast(y, dtype=dtype)
+    condition = sym.cast(condition, dtype=dtype)
     shapes = {node.shape(place) for place in range(3)}
     if len(shapes) > 1 or None in shapes:
         parts = (condition, x, y)  # broadcast all of them to their common shape
         zeros = sym.zeros_like(x)
         for part in (condition, y):
             zeros = sym.broadcast_add(zeros, sym.zeros_like(part))
+        if "float" in dtype:
+            zeros = sym.negative(zeros)  # -0 + -0 is -0, but -0 + 0 is 0
         condition, x, y = [sym.broadcast_add(part, zeros) for part in parts]
+    if node.dtype(1) == "bool":
+        return sym.cast(sym.where(condition, x, y), dtype="bool", name=node.name)
     return sym.where(condition, x, y, name=node.name)
 
 

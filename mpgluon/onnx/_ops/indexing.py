@@ -116,6 +116,11 @@ def scatter_nd(g, call, data, indices):
     return g.ScatterND(g.full(call.shape, 0, call.dtype), _last(g, indices), data)
 
 
+@exports("_scatter_set_nd", "ScatterND")
+def scatter_set_nd(g, call, x, y, indices):
+    return g.ScatterND(x, _last(g, indices), y)
+
+
 @exports("_contrib_index_copy", "ScatterND")
 def index_copy(g, call, old, indices, new):
     return g.ScatterND(old, g.Unsqueeze(g.cast(indices, "int64"), [1]), new)
@@ -149,8 +154,10 @@ def one_hot_back(node):
 def _top(g, x, axis, count, largest):
     """Returns the (values, indices) of the first `count` elements in order."""
     size = g.sizes([x.shape[axis] if count is None else count])
-    values, indices = g.TopK(x, size, axis=axis, largest=int(largest), sorted=1, outputs=2)
-    return values, indices
+    wide = {"bool": "int32", "int8": "int32", "uint8": "int32"}.get(x.dtype, x.dtype)
+    source = g.cast(x, wide)
+    values, indices = g.TopK(source, size, axis=axis, largest=int(largest), sorted=1, outputs=2)
+    return g.cast(values, x.dtype, wide), indices
 
 
 @exports("topk", "TopK")

@@ -6,7 +6,8 @@ import math
 
 from ... import symbol as sym
 from .._source import Open
-from .._table import exports, imports
+from .._table import exports, function_exports, imports
+from .elementwise import WIDE
 
 
 def _turned(g, x, turn=True):
@@ -70,6 +71,12 @@ def dot(g, call, x, y):
     right = g.Reshape(y, [-1, inner] if turn_y else [inner, -1])
     right = g.Transpose(right, perm=[1, 0]) if turn_y else right
     return g.reshape(g.MatMul(left, right), call.shape, ())
+
+
+@function_exports("_npi_matmul", "MatMul")
+def matmul(g, call, x, y):
+    wide = WIDE.get(call.dtype, call.dtype)
+    return g.cast(g.MatMul(g.cast(x, wide), g.cast(y, wide)), call.dtype, wide)
 
 
 @exports("batch_dot", "MatMul")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ... import symbol as sym
+from .._graph import value
 from .._table import exports, imports
 
 
@@ -29,6 +30,14 @@ def reduced(g, call, x, onnx, axes, keepdims, shape=None, source=None):
     return g.Reshape(found, [1]) if whole or (len(axes) == x.ndim and not keep) else found
 
 
+# The dtypes in which reductions are computed, for those that onnxruntime has no kernels for.
+_WIDE = {
+    "ReduceMax": {"bool": "uint8"},
+    "ReduceMin": {"bool": "uint8"},
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceProd"), {"bool": "int32", "int8": "int32", "uint8": "int32"}
+    ),
+}
 REDUCTIONS = {
     "sum": "ReduceSum",
     "mean": "ReduceMean",
@@ -42,7 +51,10 @@ REDUCTIONS = {
 def _enter(op, onnx):
     @exports(op, onnx)
     def reduction(g, call, x):
-        return reduced(g, call, x, onnx, _axes(call, x), call["keepdims"])
+        wide = _WIDE.get(onnx, {}).get(call.dtype, call.dtype)
+        source = g.cast(x, wide)  # in mx.np, totals of bools are int64 and means are floats
+        found = reduced(g, call, x, onnx, _axes(call, x), call["keepdims"], source=source)
+        return g.cast(found, call.dtype, wide)
 
 
 for _op, _onnx in REDUCTIONS.items():
@@ -86,6 +98,7 @@ def _enter_arg(op, onnx):
     @exports(op, onnx)
     def arg(g, call, x):
         axis = call["axis"]
+        x = value(g.cast(x, "int32"), x.shape, "int32") if x.dtype == "bool" else x
         if axis is None:
             flat = g.Reshape(x, [-1])
             found = g.emit(onnx, flat, axis=0, keepdims=1)

@@ -15,7 +15,9 @@ from .constants import opened
 END, START = (1 << 63) - 1, -(1 << 63) + 1
 
 
-@exports("Reshape Flatten reshape_like squeeze expand_dims", "Reshape")
+@exports(
+    "Reshape _reshape_numpy _reshape_codes Flatten reshape_like squeeze expand_dims", "Reshape"
+)
 def reshape(g, call, x, like=None):
     return g.reshape(x, call.shape)
 
@@ -312,6 +314,10 @@ def expand_back(node):
     if node.ndim(0) > len(sizes):
         sizes = [*[1] * (node.ndim(0) - len(sizes)), *sizes]
     shape = tuple([1 if isinstance(size, Open) else size for size in sizes])
+    if dtype == "bool":  # bool cannot be added
+        found = sym.cast(found, dtype="uint8")
+        found = sym.broadcast_add(found, sym.zeros(shape=shape, dtype="uint8"))
+        return sym.cast(opened(node, found, sizes, "uint8"), dtype="bool")
     zeros = sym.zeros(shape=shape, dtype=dtype)
     return opened(node, sym.broadcast_add(found, zeros), sizes, dtype)
 

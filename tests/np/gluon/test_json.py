@@ -175,13 +175,6 @@ def test_networks_of_np_are_exported_to_onnx(tmp_path):
     np.testing.assert_allclose(executor.forward()[0].asnumpy(), expected, rtol=1e-6)
 
 
-def test_onnx_refuses_conditions(tmp_path):
-    pytest.importorskip("onnx")
-    path = str(tmp_path / "net.onnx")
-    with pytest.raises(mx.MXNetError, match="greater_scalar of mx.np returns an array of bool"):
-        mx.onnx.export_model(var("x") > 0, {}, in_shapes=[(2, 3)], onnx_file_path=path)
-
-
 def test_onnx_exports_totals_without_dimensions(tmp_path):
     onnx = pytest.importorskip("onnx")
     path = str(tmp_path / "net.onnx")
