@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ... import ndarray as nd
 from ..._core import dtype_name
 from ..._internal import graph_breaks
+from ..._internal.kinds import is_numpy
 from ...base import MXNetAssertionError, MXNetError, NotSupportedError
 from ...context import current_context
 from ...util import is_np_array, is_np_shape, np_shape
@@ -252,14 +253,19 @@ class SymbolBlock(HybridBlock):
             for node in (*self._program.arguments, *self._program.auxiliary)
         ]
         results = self._program.run(values, ctx=next(iter(named.values())).context)
+        if any(map(is_numpy, named.values())):
+            # The ops of mx.nd return arrays of mx.nd, but a block's results follow its inputs.
+            results = [array.as_np_ndarray() for array in results]
         out = _regroup(self._out_format, iter(results))
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
     def _forward_symbols(self, *args):
+        from ...symbol._functions import symbol_type
         from ...symbol._graph import entries_of
 
-        entries = entries_of(self._symbol(**self._named(args)))
-        kind = type(self._symbol)
+        named = self._named(args)
+        entries = entries_of(self._symbol(**named))
+        kind = symbol_type(self._symbol.numpy or any(symbol.numpy for symbol in named.values()))
         out = _regroup(self._out_format, iter([kind([entry]) for entry in entries]))
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
