@@ -20,36 +20,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import _core, autograd, ndarray as nd, random
+from ..._internal import kinds
 from ...base import MXNetError
 from ...gluon import nn
 from ...gluon._nested import holds
 from ...gluon._tree import children, own_parameters, run_eagerly, set_children
 from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.attention import cache_arrays
-from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments
+from ...gluon.nn.basic_layers import dropout_arguments
 from ...gluon.parameter import Parameter
+from ...util import is_np_array, is_np_shape, np_shape
 from .. import collectives
 from .layers import SplitLayer, whole_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..._internal.types import DType
     from ...context import Context
 
 __all__ = ["ParallelHeads"]
-
-_HEADS = ("heads", "num_heads", "n_heads", "nhead", "_heads", "_num_heads")
-_INPUTS = (
-    ("qkv",),
-    ("_qkv",),
-    ("in_proj",),
-    ("query", "key", "value"),
-    ("q", "k", "v"),
-    ("q_proj", "k_proj", "v_proj"),
-    ("proj_query", "proj_key", "proj_value"),
-)
-_OUTPUT = ("out", "output", "proj", "out_proj", "proj_out", "_out")
-
 
 _CACHE = 7  # index of `cache` among the arguments of MultiHeadAttention
 
@@ -539,6 +529,10 @@ class _Ops:
     def __getattr__(self, name):
         return getattr(self._ops, name)
 
+    @property
+    def npx(self):
+        return _Extension(self)
+
     def Dropout(self, data, p=0.5, mode="training", axes=(), **kwargs):
         run, progress = self._run, self._progress
         if not progress.parts or progress.ended:
@@ -548,6 +542,23 @@ class _Ops:
                 f"{run.layer.name}: dropout with mode= between heads cannot be split"
             )
         return run.dropout(data, p, axes, progress)
+
+
+class _Extension:
+    """`F.npx` with the dropout of `F`."""
+
+    def __init__(self, ops):
+        self._ops, self.dropout = ops._ops.npx, ops.Dropout
+
+    def __getattr__(self, name):
+        return getattr(self._ops, name)
+
+
+@dataclass
+class _Sample:
+    values: np.ndarray[Any, Any]
+    dtype: DType
+    numpy: bool  # True for an array of mx.np
 
 
 class _Check:
@@ -560,25 +571,31 @@ class _Check:
 
     def __init__(self, layer, args):
         self.layer = layer
-        rng, batch = np.random.RandomState(1), args[0].shape[0]
-        ctx, dtype = args[0].context, args[0].dtype
-
-        def sample(arg):
-            if isinstance(arg, (list, tuple)):
-                return type(arg)(map(sample, arg))
-            if not isinstance(arg, nd.NDArray):
-                return arg
-            shape = (1, *arg.shape[1:]) if arg.ndim and arg.shape[0] == batch else arg.shape
-            return rng.standard_normal(shape), arg.dtype
-
-        self.samples, self.ctx, self.dtype, self.rng = (
-            [sample(arg) for arg in args],
-            ctx,
-            dtype,
-            rng,
-        )
+        self.rng, self.ctx = np.random.RandomState(1), args[0].context
+        self.batch = args[0].shape[0]
+        self.given = [self._sample(arg) for arg in args]
+        # Threads start with the switches for mx.np off.
+        self.switches = is_np_array(), is_np_shape()
         self.weights, self.error = {}, None
         self.shapes = []  # shapes of the inputs of the dropouts between heads in the latest run
+
+    def _sample(self, arg):
+        """Replaces arrays, which may be traced, by random values for one sample."""
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(map(self._sample, arg))
+        if not isinstance(arg, nd.NDArray):
+            return arg
+        shape = (1, *arg.shape[1:]) if arg.ndim and arg.shape[0] == self.batch else arg.shape
+        return _Sample(self.rng.standard_normal(shape), arg.dtype, kinds.is_numpy(arg))
+
+    def _array(self, sample):
+        """Replaces samples, which may be in nested lists, by arrays."""
+        if isinstance(sample, (list, tuple)):
+            return type(sample)(map(self._array, sample))
+        if not isinstance(sample, _Sample):
+            return sample
+        array = nd.array(sample.values, ctx=self.ctx, dtype=sample.dtype)
+        return kinds.of_kind(array, sample.numpy)
 
     def run(self):
         with random.calls_at(_core.random_state()):  # the check must not advance the random state
@@ -590,19 +607,15 @@ class _Check:
 
     def _guarded(self):
         try:
-            with autograd.pause(train_mode=False), self.ctx:
+            numpy, shapes = self.switches
+            with autograd.pause(train_mode=False), self.ctx, kinds.scope(numpy), np_shape(shapes):
                 self._compare()
         except Exception as error:
             self.error = error
 
     def _compare(self):
         layer = self.layer
-        args = [
-            nd.array(arg[0], ctx=self.ctx, dtype=arg[1])
-            if isinstance(arg, tuple) and isinstance(arg[0], np.ndarray)
-            else arg
-            for arg in self.samples
-        ]
+        args = self._array(self.given)
         division, failures = layer._division, []
         whole = self._reached({}, None, args).asnumpy().astype("float64")
         whole_shapes = self.shapes
@@ -679,7 +692,7 @@ class _Check:
             self.weights[name] = (
                 self.rng.standard_normal((units, x.shape[-1])) * x.shape[-1] ** -0.5
             )
-        weight = nd.array(self.weights[name], ctx=x.context, dtype=x.dtype)
+        weight = kinds.like(nd.array(self.weights[name], ctx=x.context, dtype=x.dtype), x)
         if rank is not None:
             weight = whole_weight(child).take(weight, rank)
         return nd.FullyConnected(x, weight, num_hidden=weight.shape[0], no_bias=True, flatten=False)
@@ -694,104 +707,9 @@ class _WithoutDropout:
     def __getattr__(self, name):
         return getattr(self._ops, name)
 
-    def Dropout(self, data, **_):
+    @property
+    def npx(self):
+        return _Extension(self)
+
+    def Dropout(self, data, *_, **__):
         return self._check.dropout(data)
-
-
-def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Analyzes a block whose attention is to be split. Returns the names of its input and output
-    children, the number of heads, the candidates for attributes, and the number of blocks."""
-    options = dict(options)
-    inputs, output, attributes = (
-        options.pop(name, None) for name in ("inputs", "output", "attributes")
-    )
-    blocks = options.pop("blocks", 3)
-    if options:
-        raise ValueError(
-            f"'heads' has no option {', '.join(map(repr, options))}; its options are inputs, "
-            "output, attributes and blocks"
-        )
-    if own_parameters(block):
-        raise NotImplementedError(
-            f"the block has its own parameters ({', '.join(own_parameters(block))}), which "
-            "cannot be split by 'heads'"
-        )
-    own = children(block)
-    dense = {name: child for name, child in own.items() if isinstance(child, nn.Dense)}
-    packed = [name for name, child in own.items() if isinstance(child, nn.QuantizedDense)]
-    inputs, output = _products(dense, packed, inputs, output)
-    blocks_of_input = blocks if len(inputs) == 1 else 1
-    heads, choices = _counters(
-        block, attributes, dense[inputs[0]].weight.shape[0] // blocks_of_input, blocks
-    )
-    for name in inputs:
-        units = dense[name].weight.shape[0]
-        if units % (blocks_of_input * heads):
-            raise ValueError(
-                f"the {units} units of '{name}' cannot be divided into {blocks_of_input} x "
-                f"{heads} heads"
-            )
-        if dense_arguments(dense[name])["flatten"]:
-            raise ValueError(
-                f"'{name}' has flatten=True, so it cannot compute the heads of a sequence"
-            )
-    return inputs, output, heads, choices, blocks_of_input
-
-
-def _products(dense, packed, inputs, output):
-    """Returns the names of the Dense children that compute queries, keys and values, and of the
-    output child. If they are not given, common names are tried. `packed` lists the children with
-    packed weights, for errors."""
-    there = f"its Dense children are {', '.join(dense) or 'none'}"
-    if packed:
-        there += f"; {', '.join(packed)} have packed weights, so split the block before packing"
-    if inputs is None:
-        inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
-        if inputs is None:
-            raise ValueError(
-                f"cannot infer which children compute queries, keys and values ({there}); pass "
-                "inputs="
-            )
-    inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    if output is None:
-        output = next((name for name in _OUTPUT if name in dense and name not in inputs), None)
-        if output is None:
-            raise ValueError(
-                f"cannot infer which child computes the output ({there}); pass output="
-            )
-    for name in (*inputs, output):
-        if name not in dense:
-            raise ValueError(f"'{name}' is not a Dense child of the block; {there}")
-    return inputs, output
-
-
-def _counters(block, attributes, units, blocks):
-    """Returns the number of heads, and candidates for the attributes to divide: the number of
-    heads, and possibly numbers of units of all heads."""
-    numbers = {
-        name: value for name, value in block.__dict__.items() if type(value) is int and value > 0
-    }
-    if attributes is None:
-        attributes = getattr(block, "_counts_of_heads", None)
-    if attributes is not None:
-        attributes = (attributes,) if isinstance(attributes, str) else tuple(attributes)
-        missing = [name for name in attributes if name not in numbers]
-        if missing:
-            raise ValueError(
-                f"the block has no integer attribute '{missing[0]}'; it has "
-                f"{', '.join(numbers) or 'none'}"
-            )
-        return numbers[attributes[0]], [attributes]
-    counting = next((name for name in _HEADS if name in numbers), None)
-    if counting is None:
-        raise ValueError(
-            "cannot infer which attribute is the number of heads (integer attributes: "
-            f"{', '.join(numbers) or 'no numbers'}); pass attributes="
-        )
-    more = tuple(
-        name
-        for name, value in numbers.items()
-        if value in (units, blocks * units) and name != counting
-    )
-    choices = [(counting,), (counting, *more)] if more else [(counting,)]
-    return numbers[counting], choices

@@ -22,7 +22,7 @@ from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_n
 from ...gluon.nn.conv_layers import convolution_arguments
 from ...gluon.rnn.rnn_layer import lstm_arguments
 from .. import collectives
-from . import heads
+from . import attention_blocks, heads
 from .attention import SequenceParallelDropout, SequenceParallelLayerNorm
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
 from .recurrent import ParallelLSTM
@@ -290,7 +290,7 @@ def _divide_heads(block, path, options, work, who):
     """Adds the products of an attention's queries, keys, values and output to the layers to
     split."""
     try:
-        inputs, output, count, choices, blocks = heads.find(block, options)
+        inputs, output, count, choices, blocks = attention_blocks.find(block, options)
     except (ValueError, NotImplementedError) as error:
         raise type(error)(f"{who}: '{path}' ({type(block).__name__}): {error}") from error
     parts = [

@@ -171,3 +171,63 @@ def test_mean_of_copies_keeps_the_dtype(dtype):
         return [reduced]
 
     both(mean)
+
+
+class Heads(gluon.HybridBlock):
+    """Attention of functions of mx.np, with a dropout between the heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = 4
+        self.qkv = nn.Dense(3 * 16, in_units=16, flatten=False)
+        self.out = nn.Dense(16, in_units=16, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        q, k, v = [
+            F.np.transpose(F.npx.reshape(part, (-2, -2, self.heads, -1)), (0, 2, 1, 3))
+            for part in F.np.split(self.qkv(x), 3, axis=-1)
+        ]
+        weights = F.npx.softmax(F.np.matmul(q, F.np.swapaxes(k, 2, 3)) / 2)
+        parts = F.np.matmul(F.npx.dropout(weights, p=0.3), v)
+        return self.out(F.npx.reshape(F.np.transpose(parts, (0, 2, 1, 3)), (-2, -2, -1)))
+
+
+class ForwardHeads(Heads):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x):
+        q, k, v = [
+            npx.reshape(part, (-2, -2, self.heads, -1)).transpose(0, 2, 1, 3)
+            for part in mx.np.split(self.qkv(x), 3, axis=-1)
+        ]
+        assert mx.util.is_np_array()
+        weights = self.drop(npx.softmax(mx.np.matmul(q, k.swapaxes(2, 3)) / 2))
+        parts = mx.np.matmul(weights, v).transpose(0, 2, 1, 3)
+        return self.out(npx.reshape(parts, (-2, -2, -1)))
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("kind", [Heads, ForwardHeads])
+def test_attention_of_functions_of_np_is_split_by_heads(kind, hybridize):
+    npx.set_np()
+    x = mx.np.array(np.random.RandomState(3).normal(size=(2, 6, 16)), dtype="float32")
+    net = nn.HybridSequential()
+    net.add(kind())
+    net.initialize("normal")
+
+    def trained():
+        mx.random.seed(3)
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        return loss.asnumpy()
+
+    expected = net(x).asnumpy()
+    loss = trained()
+    mx.parallel.shard(net, {"0": "heads"}, DEVICES)
+    if hybridize:
+        net.hybridize()
+    np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(trained(), loss, rtol=1e-5)

@@ -53,9 +53,7 @@ class Classifier(nn.HybridBlock):
 
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("read", [from_symbol, from_onnx])
-def test_imported_network_trains_below_a_layer_of_arrays_of_np(
-    network, tmp_path, read, hybridize
-):
+def test_imported_network_trains_below_a_layer_of_arrays_of_np(network, tmp_path, read, hybridize):
     draw = onp.random.default_rng(0).normal(size=SHAPE).astype("float32")
     expected = network(nd.array(draw)).asnumpy()
     features = read(network, tmp_path)
