@@ -404,3 +404,15 @@ def test_comparisons_write_into_small_and_large_arrays(size, number):
         out = mx.np.zeros(size, dtype="bool")
         assert getattr(mx.np, name_)(array(values, "int32"), number, out=out) is out
         assert np.array_equal(out.asnumpy(), getattr(np, name_)(values, number))
+
+
+@pytest.mark.parametrize("stype", ["csr", "row_sparse"])
+def test_sparse_arrays_are_not_arrays_of_np(stype):
+    x = nd.ones((2, 3)).tostype(stype)
+    with pytest.raises(ValueError, match=f"of stype {stype}; use x.tostype"):
+        x.as_np_ndarray()
+    y = nd.ones((2, 3)).as_np_ndarray()
+    for function in (lambda: x * y, lambda: y * x, lambda: nd.dot(x, y.T), lambda: x + y):
+        with pytest.raises(TypeError, match="sparse arrays are of mx.nd, but another"):
+            function()
+    assert (x.tostype("default").as_np_ndarray() * y).shape == (2, 3)

@@ -300,6 +300,12 @@ class BaseSparseNDArray(NDArray):
         """Returns the values as a dense NumPy array."""
         return self.tostype("default").asnumpy()
 
+    def as_np_ndarray(self) -> NoReturn:
+        raise ValueError(
+            f"as_np_ndarray: mx.np has no arrays of stype {self.stype}; use "
+            "x.tostype('default').as_np_ndarray()"
+        )
+
     def wait_to_read(self) -> None:
         self.values.wait_to_read()
 

@@ -16,6 +16,7 @@ import numpy as np
 from ... import _core
 from ..._core import NDArray
 from ..._internal import ranks
+from ..._internal.kinds import is_numpy
 from .arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .row_gradients import RowGradientWeight, rows_of, whole
 from .rows import add_rows, index_array, pointers, set_rows, sum_equal, take_rows
@@ -57,6 +58,13 @@ def call(op, args, kwargs):
         kwargs = {name: _whole_weights(value) for name, value in kwargs.items()}
         if not any(map(_is_sparse, (*args, *kwargs.values()))):
             form = None
+    values = (*args, *kwargs.values())
+    if any(map(is_numpy, values)) and any(map(_is_sparse, values)):
+        raise _core.MXNetTypeError(
+            f"{_described(op)['name']}: sparse arrays are of mx.nd, but another argument is of "
+            "mx.np; convert it with as_nd_ndarray(), or the sparse one with "
+            "tostype('default').as_np_ndarray()"
+        )
     if form is not None and _core.is_recording() and any(map(_differentiated, args)):
         return _on_tape(op, form, args, kwargs, out)
     if form is not None:
