@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import _core
 from .._core import MXNetTypeError, MXNetValueError, NDArray, NotSupportedError, ndarray
+from .._internal import graph_breaks
 from ..ndarray._control import dynamic
 
 if TYPE_CHECKING:
@@ -200,6 +201,29 @@ def arrays_of(function: str, arrays: Any, name: str = "arrays") -> list[ndarray]
     for x in arrays:
         check(function, **{name: x})
     return list(arrays)
+
+
+# --- Recorded arrays in lists ---------------------------------------------------------------------
+def holds_recorded(values: Any) -> bool:
+    """True for nested lists with an array that autograd records or hybridize() traces."""
+    if not isinstance(values, (list, tuple)):
+        return False
+    if not _core.is_recording() and graph_breaks.thread.tracing is None:
+        return False
+    return any(
+        value._in_trace or (_core.is_recording() and value._wants_gradient)
+        if isinstance(value, NDArray)
+        else holds_recorded(value)
+        for value in values
+    )
+
+
+def refuse_recorded(name: str, key: str, values: Any) -> None:
+    """Raises an error if values that would be read are nested lists of recorded arrays."""
+    if holds_recorded(values):
+        raise MXNetTypeError(
+            f"{name}: {key} holds recorded arrays, whose gradients would be lost; use np.stack"
+        )
 
 
 # --- Constants ------------------------------------------------------------------------------------

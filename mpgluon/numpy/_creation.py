@@ -29,7 +29,7 @@ from numpy import (
 
 from .. import _core
 from .._core import NDArray, get_op, ndarray
-from ._arguments import is_float
+from ._arguments import holds_recorded, is_float
 from ._table import make
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def array(
     """Returns a new array with the values of `object`.
 
     Arrays of NumPy and mx.np keep their dtype unless another is given; other values become
-    float32. `device` is another name of `ctx`.
+    float32. Arrays in lists are read, and stacked if they are recorded or traced. `device` is
+    another name of `ctx`.
 
     Examples
     --------
@@ -156,7 +157,16 @@ def array(
         return result if ctx is None else result.as_in_context(ctx)
     if dtype is None:
         dtype = object.dtype if isinstance(object, (onp.ndarray, onp.generic)) else float32
+    if holds_recorded(object):
+        return _stacked(object, dtype, _core.current_context() if ctx is None else ctx)
     return _core.array(object, ctx, dtype).as_np_ndarray()
+
+
+def _stacked(values, dtype, ctx):
+    """Returns nested lists, which hold arrays that are recorded or traced, as an array."""
+    if holds_recorded(values):
+        return stack([_stacked(value, dtype, ctx) for value in values])
+    return asarray(values, dtype, ctx)
 
 
 def asarray(

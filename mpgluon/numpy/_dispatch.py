@@ -20,7 +20,7 @@ from . import (
     _fallback,
     _nd_rules,  # noqa: F401 - registers more rules
 )
-from ._arguments import choose, is_float, operand
+from ._arguments import choose, is_float, operand, refuse_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,6 +212,8 @@ def _ufunc_by_ops(name, method, inputs, kwargs, on_copies):
         options.setdefault("axis", 0)
     elif method != "__call__":
         return NotImplemented
+    for x in inputs:
+        refuse_recorded(f"numpy.{name}", "a list", x)
     inputs = [np.asarray(x) if isinstance(x, (list, tuple)) else x for x in inputs]
     if not any(isinstance(x, ndarray) for x in inputs):  # only `out` is an array
         return NotImplemented

@@ -10,7 +10,7 @@ import numpy as _np
 from .. import _core
 from .._core import MXNetTypeError, MXNetValueError, NDArray, ndarray
 from . import _arguments
-from ._arguments import broadcast
+from ._arguments import broadcast, refuse_recorded
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,6 +47,7 @@ def as_parameter(name, key, value, ctx):
         )
     if isinstance(value, (bool, int, float)):
         return value
+    refuse_recorded(f"random.{name}", key, value)
     values = _np.asarray(value)
     if values.dtype.kind not in "biuf":
         raise MXNetValueError(

@@ -23,6 +23,7 @@ from ._arguments import (
     of_values,
     op,
     part,
+    refuse_recorded,
     shaped,
     transposed,
 )
@@ -109,6 +110,7 @@ def insert(arr: ndarray, obj: Any, values: Any, axis: int | None = None) -> ndar
     if isinstance(values, ndarray):
         values = values.astype(x.dtype, copy=False)
     else:
+        refuse_recorded("insert", "values", values)
         given = np.asarray(values)
         values = filled((), values, x) if not given.ndim else constant(given, x.context, x.dtype)
     if isinstance(obj, ndarray):

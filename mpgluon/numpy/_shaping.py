@@ -23,6 +23,7 @@ from ._arguments import (
     op,
     operand,
     part,
+    refuse_recorded,
     shape_of,
     shaped,
     transposed,
@@ -156,6 +157,7 @@ def broadcast_arrays(*args: Any) -> list[ndarray]:
     arrays = []
     for x in args:
         if first is not None and not isinstance(x, NDArray):
+            refuse_recorded("broadcast_arrays", "args", x)
             x = operand(np.asarray(x), first)
         check("broadcast_arrays", args=x)
         arrays.append(x)

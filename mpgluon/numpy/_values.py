@@ -25,6 +25,7 @@ from ._arguments import (
     of_values,
     op,
     part,
+    refuse_recorded,
 )
 
 if TYPE_CHECKING:
@@ -274,6 +275,8 @@ def ediff1d(ary: ndarray, to_end: Any = None, to_begin: Any = None) -> ndarray:
     [0.0, 1.0, 3.0, 4.0]
     """
     check("ediff1d", ary=ary)
+    refuse_recorded("ediff1d", "to_begin", to_begin)
+    refuse_recorded("ediff1d", "to_end", to_end)
     found = diff(flat(ary))
     before, after = (
         []

@@ -56,8 +56,18 @@ static int assign_all(mpg_array *array, PyObject *value) {
   "here: "
 
 /* Rejects the assignment of a recorded value to a part of an array, as in MXNet. An array has a
- * single node on the tape, so its elements cannot come from different nodes. */
+ * single node on the tape, so its elements cannot come from different nodes. Values in nested lists
+ * would be read, without their gradients. */
 static int refuse_recorded(PyObject *value) {
+  bool list = PyList_CheckExact(value) || PyTuple_CheckExact(value);
+  if (list && mpg_autograd_recording()) {
+    if (Py_EnterRecursiveCall(" in assigned lists")) return -1;
+    int result = 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PySequence_Fast_GET_SIZE(value); i++)
+      result = refuse_recorded(PySequence_Fast_GET_ITEM(value, i));
+    Py_LeaveRecursiveCall();
+    return result;
+  }
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
   PyErr_Format(mpg_py->errors[MPG_ERROR],
                RECORDING "a recorded value cannot be assigned to a part of an array; use %s",
@@ -231,6 +241,7 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   }
   plain_key plain;
   if (check_kind(array, value) < 0) return -1;
+  if (!mpg_py_is_array(value) && refuse_recorded(value) < 0) return -1;
   bool basic = mpg_key_is_basic(key, array->numpy);
   if (basic && mpg_key_unpack(key, &plain) < 0) return -1;
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;

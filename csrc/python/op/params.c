@@ -136,14 +136,26 @@ static int from_opt_int(const target *to, void *field, PyObject *value) {
   return 0;
 }
 
+/* Reads a number. Refuses recorded arrays, because a parameter has no gradient. */
+static int number_from(const target *to, double *number, PyObject *value, const char *expected) {
+  if (mpg_py_is_array(value) && mpg_autograd_recording() &&
+      mpg_tape_wants(mpg_py_array_of(value)->node)) {
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s: %s is a recorded array, whose gradient would be lost; compute with arrays "
+                 "(np.full, np.where, np.maximum, *), or pass float(x) for a constant",
+                 to->op, to->param->name);
+    return -1;
+  }
+  return mpg_py_scalar(value, number) < 0 ? refuse(to, value, expected) : 0;
+}
+
 static int from_float(const target *to, void *field, PyObject *value) {
-  return mpg_py_scalar(value, field) < 0 ? refuse(to, value, "a number") : 0;
+  return number_from(to, field, value, "a number");
 }
 
 static int from_opt_float(const target *to, void *field, PyObject *value) {
   mpg_opt_float number = {0, value != Py_None};
-  if (number.present && mpg_py_scalar(value, &number.value) < 0)
-    return refuse(to, value, "a number or None");
+  if (number.present && number_from(to, &number.value, value, "a number or None") < 0) return -1;
   *(mpg_opt_float *)field = number;
   return 0;
 }
@@ -165,14 +177,14 @@ static int from_floats(const target *to, void *field, PyObject *value) {
   if (items == NULL) {
     if (PyErr_Occurred()) return refuse(to, value, expected);
     floats->count = 1;
-    return mpg_py_scalar(value, &floats->values[0]) < 0 ? refuse(to, value, expected) : 0;
+    return number_from(to, &floats->values[0], value, expected);
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   floats->count = (int32_t)count;
   for (Py_ssize_t i = 0; i < count; i++)
-    if (mpg_py_scalar(PyTuple_GET_ITEM(items, i), &floats->values[i]) < 0) {
+    if (number_from(to, &floats->values[i], PyTuple_GET_ITEM(items, i), expected) < 0) {
       Py_DECREF(items);
-      return refuse(to, value, expected);
+      return -1;
     }
   Py_DECREF(items);
   return 0;
