@@ -84,8 +84,8 @@ PyObject *mpg_key_view(const mpg_tensor *source, int64_t first, const mpg_shape 
 PyObject *mpg_key_get_basic(PyObject *self, PyObject *key);
 
 /* --- Traced index arrays (traced_key.c) ------------------------------------------------------- */
-/* True if an entry of the key is a traced array of integers, whose values the host does not know.
- */
+/* True if an entry of the key is a traced array of integers, or one of several entries is a traced
+ * mask. The host does not know their values. */
 bool mpg_key_has_traced(PyObject *key);
 /* Returns x[key] for such a key and an array of mx.np. */
 PyObject *mpg_key_get_traced(PyObject *self, PyObject *key);

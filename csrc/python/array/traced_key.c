@@ -1,8 +1,10 @@
-/* x[key] of an array of mx.np with index arrays that a trace computes.
+/* x[key] of an array of mx.np with index arrays and masks that a trace computes.
  *
- * Slices are applied first. The index arrays, which must then index consecutive dimensions, are
- * combined to positions in these dimensions, and `take` reads them. Unlike in an eager call,
- * indices out of range raise no error: they are taken modulo the size.
+ * Masks are replaced by the indices of their true elements, which splits the program, because the
+ * number of indices depends on the values. Slices are applied first. The index arrays, which must
+ * then index consecutive dimensions, are combined to positions in these dimensions, and `take`
+ * reads them. Unlike in an eager call, indices out of range raise no error: they are taken modulo
+ * the size.
  */
 #include "autograd/trace.h"
 #include "python/array/index.h"
@@ -12,11 +14,63 @@ static bool is_traced(PyObject *entry) {
          mpg_py_array_of(entry)->tensor.desc.dtype != MPG_BOOL;
 }
 
+static bool is_traced_mask(PyObject *entry) {
+  return mpg_py_is_array(entry) && mpg_trace_takes(mpg_py_array_of(entry)) &&
+         mpg_py_array_of(entry)->tensor.desc.dtype == MPG_BOOL &&
+         mpg_py_array_of(entry)->tensor.desc.shape.ndim > 0;
+}
+
 bool mpg_key_has_traced(PyObject *key) {
   if (!PyTuple_Check(key)) return is_traced(key);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++)
-    if (is_traced(PyTuple_GET_ITEM(key, i))) return true;
+    if (is_traced(PyTuple_GET_ITEM(key, i)) || is_traced_mask(PyTuple_GET_ITEM(key, i)))
+      return true;
   return false;
+}
+
+static int append(PyObject *list, PyObject *sizes, PyObject *entry, int64_t size) {
+  PyObject *number = PyLong_FromLongLong(size);
+  int result = number == NULL ? -1 : PyList_Append(sizes, number);
+  Py_XDECREF(number);
+  return result < 0 ? -1 : PyList_Append(list, entry);
+}
+
+/* Replaces each traced mask in a key by one index array for each of its dimensions. `sizes` becomes
+ * a list with the size that each entry of the result requires of its dimension, or -1. */
+static PyObject *without_masks(PyObject *key, PyObject **sizes) {
+  PyObject *numpy = PyImport_ImportModule("mpgluon.numpy"), *list = PyList_New(0), *result = NULL;
+  *sizes = PyList_New(0);
+  if (numpy == NULL || list == NULL || *sizes == NULL) goto done;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++) {
+    PyObject *entry = PyTuple_GET_ITEM(key, i);
+    if (!is_traced_mask(entry)) {
+      if (append(list, *sizes, entry, -1) < 0) goto done;
+      continue;
+    }
+    mpg_shape shape = mpg_py_array_of(entry)->tensor.desc.shape;
+    PyObject *places = PyObject_CallMethod(numpy, "nonzero", "O", entry);
+    int status = places == NULL ? -1 : 0;
+    for (int axis = 0; status == 0 && axis < shape.ndim; axis++)
+      status = append(list, *sizes, PyTuple_GET_ITEM(places, axis), shape.dims[axis]);
+    Py_XDECREF(places);
+    if (status < 0) goto done;
+  }
+  result = PyList_AsTuple(list);
+done:
+  if (result == NULL) Py_CLEAR(*sizes);
+  Py_XDECREF(numpy);
+  Py_XDECREF(list);
+  return result;
+}
+
+/* Raises IndexError if a mask has another size than the dimension that it indexes. */
+static int check_size(PyObject *sizes, Py_ssize_t entry, int64_t axis, int64_t size) {
+  int64_t wanted = PyLong_AsLongLong(PyList_GET_ITEM(sizes, entry));
+  if (wanted < 0 || wanted == size) return 0;
+  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
+               "a mask of size %lld cannot index axis %lld of size %lld", (long long)wanted,
+               (long long)axis, (long long)size);
+  return -1;
 }
 
 /* True for an entry that stays a dimension of the result. */
@@ -78,7 +132,8 @@ static PyObject *next_positions(PyObject *positions, PyObject *index, int64_t si
 }
 
 PyObject *mpg_key_get_traced(PyObject *self, PyObject *key) {
-  PyObject *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key);
+  PyObject *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key), *sizes = NULL;
+  if (entries != NULL) Py_SETREF(entries, without_masks(entries, &sizes));
   if (entries == NULL) return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(entries), first = -1, last = -1;
   bool after_ellipsis = false;
@@ -92,6 +147,7 @@ PyObject *mpg_key_get_traced(PyObject *self, PyObject *key) {
                                          mpg_py_array_of(entry)->tensor.desc.dtype == MPG_BOOL);
     if (bools || (last >= 0 && last != i - 1)) {
       Py_DECREF(entries);
+      Py_DECREF(sizes);
       return refuse();
     }
     if (first < 0) first = i;
@@ -104,6 +160,7 @@ PyObject *mpg_key_get_traced(PyObject *self, PyObject *key) {
   int64_t axis = after_ellipsis ? shape->ndim - (count - first) : first;
   for (Py_ssize_t i = first; i <= last; i++) {
     int64_t size = shape->dims[axis + i - first];
+    if (check_size(sizes, i, axis + i - first, size) < 0) goto done;
     PyObject *index = wrapped(PyTuple_GET_ITEM(entries, i), array, size);
     if (index == NULL) goto done;
     if (positions == NULL) {
@@ -120,6 +177,7 @@ PyObject *mpg_key_get_traced(PyObject *self, PyObject *key) {
   result = mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
 done:
   Py_DECREF(entries);
+  Py_DECREF(sizes);
   Py_XDECREF(rest);
   Py_XDECREF(positions);
   Py_XDECREF(merged);

@@ -46,6 +46,43 @@ def both(function, *values):
 X = np.array([[1, -2, 3], [4, 5, -6]], "float32")
 
 
+COLUMNS = np.array([True, False, True])
+MASKED_KEYS = {
+    "x[:, columns]": lambda x, rows, columns: x[:, columns],
+    "x[0, columns]": lambda x, rows, columns: x[0, columns],
+    "x[None, 0, columns]": lambda x, rows, columns: x[None, 0, columns],
+    "x[..., columns, None]": lambda x, rows, columns: x[..., columns, None],
+    "x[rows, 1:]": lambda x, rows, columns: x[rows, 1:],
+    "x[rows, columns]": lambda x, rows, columns: x[rows, columns],
+    "x[None, both]": lambda x, rows, columns: x[None, rows[:, None] * columns],
+    "x[:, condition]": lambda x, rows, columns: x[:, x[0] > x[0, 1]],
+    "x[rows, indices]": lambda x, rows, columns: x[rows, mx.np.array([1, 2], dtype="int64")],
+}
+
+
+@pytest.mark.parametrize("key", MASKED_KEYS)
+@pytest.mark.parametrize("captured", [False, True])
+def test_masks_next_to_other_keys_cut_the_graph(key, captured):
+    masks = np.array([True, False]), COLUMNS
+    arrays = [nd.array(mask, dtype="bool").as_np_ndarray() for mask in masks]
+
+    def function(F, x, rows, columns):
+        return MASKED_KEYS[key](x * 2, *(arrays if captured else (rows > 0, columns > 0)))
+
+    result, *_ = both(function, X, *[mask.astype("float32") for mask in masks])
+    expected = {"x[:, columns]": (2 * X)[:, COLUMNS], "x[rows, columns]": (2 * X)[0, COLUMNS]}
+    if key in expected:
+        assert np.array_equal(result, expected[key])
+
+
+def test_masks_of_other_sizes_raise_in_a_trace():
+    x = nd.array(X).as_np_ndarray()
+    block = Function(lambda F, x, mask: x[:, mask])
+    block.hybridize()
+    with pytest.raises(IndexError, match="a mask of size 2 cannot index axis 1 of size 3"):
+        block(x, x[:, 0] > 0)
+
+
 def test_masks_cut_the_graph():
     def function(F, x, mask):
         picked = F.contrib.boolean_mask(x * 2, mask)
