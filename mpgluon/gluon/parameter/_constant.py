@@ -24,7 +24,7 @@ class _Value(initializer.Initializer):
         self._value = value
 
     def _init_weight(self, _, array):
-        array[:] = kinds.like(self._value.as_in_context(array.context), array)
+        array[...] = kinds.like(self._value.as_in_context(array.context), array)
 
 
 class Constant(Parameter):

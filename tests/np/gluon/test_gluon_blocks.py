@@ -391,3 +391,23 @@ def test_functions_of_numpy_infer_unknown_shapes():
         assert net.weight.shape == (3, 3) and net.bias.shape == (3,)
     same_bits(*results)
     assert nd.np is mx.np and nd.npx is mx.npx
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_constant_without_dimensions(hybridize):
+    class Scaled(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.scale = gluon.Constant("scale", mx.np.array(5.0))
+
+        def forward(self, x):
+            return x * self.scale.data()
+
+    npx.set_np()
+    net = Scaled()
+    net.initialize()
+    if hybridize:
+        net.hybridize()
+    assert net(mx.np.ones(3)).tolist() == [5, 5, 5]
+    net.scale.set_data(mx.np.array(2.0))
+    assert net.scale.data().shape == () and net(mx.np.ones(3)).tolist() == [2, 2, 2]
