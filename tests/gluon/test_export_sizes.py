@@ -21,6 +21,10 @@ def attention(F, h):
     return q.transpose((0, 2, 1, 3)).reshape((b, t, d))
 
 
+def table(F):
+    return F.arange(60).reshape((30, 2))
+
+
 # Results that only depend on sizes in ways that ops can infer
 FREE = {
     "last": lambda F, h: h[:, -1],
@@ -57,6 +61,27 @@ FREE = {
         h * F.arange(2, 2 + h.shape[1], dtype="int32").astype("float32").reshape((1, -1, 1))
     ),
     "zeros": lambda F, h: F.concat(F.zeros((h.shape[0], 1, 2)), h, dim=1),
+    "rows of a table": lambda F, h: h + table(F)[: h.shape[1]],
+    "part of a table": lambda F, h: h + table(F).reshape((1, 30, 2))[:, : h.shape[1]],
+    "slice_axis of a table": lambda F, h: (
+        h + F.slice_axis(table(F), axis=-2, begin=0, end=h.shape[1])
+    ),
+    "slice_like of a table": lambda F, h: (
+        h + F.slice_like(table(F).reshape((1, 30, 2)), h, axes=(1,))
+    ),
+    "square of a table": lambda F, h: F.batch_dot(
+        F.broadcast_to(
+            F.arange(900).reshape((1, 30, 30))[:, : h.shape[1], : h.shape[1]],
+            (len(h), h.shape[1], h.shape[1]),
+        ),
+        h,
+    ),
+    "tiled token": lambda F, h: F.concat(
+        F.tile(F.arange(2).reshape((1, 1, 2)), (len(h), 1, 1)), h, dim=1
+    ),
+    "repeated token": lambda F, h: F.concat(
+        F.repeat(F.arange(2).reshape((1, 1, 2)), len(h), axis=0), h, dim=1
+    ),
 }
 # Results that depend on sizes, and the axes on which they depend
 FIXED = {
@@ -65,6 +90,9 @@ FIXED = {
     "half": (lambda F, h: h[:, : h.shape[1] // 2], [1]),
     "half of the batch": (lambda F, h: h[: h.shape[0] // 2], [0]),
     "rows": (lambda F, h: sum(h) / len(h), [0]),
+    "end of a table": (lambda F, h: h + table(F)[1 : 1 + h.shape[1]], [1]),
+    "tiled table": (lambda F, h: h * F.tile(table(F), (len(h), 1)).sum(), [0]),
+    "repeated table": (lambda F, h: h * F.repeat(table(F), len(h), axis=0).sum(), [0]),
     "unrolled": (lambda F, h: sum(h[:, i] * i for i in range(h.shape[1])), [1]),
     "made on the host": (lambda F, h: h * nd.array(np.arange(h.shape[1])).reshape((1, -1, 1)), [1]),
 }

@@ -184,6 +184,13 @@ def _without_sizes(op):
         blank = dict.fromkeys(keys.split(), "")
         same = all([{**other, **blank} == {**texts[0], **blank} for other in texts])
         return rewrite(op) if same else None
+    written = _written(op)
+    return _cut(op) if written is None and op.name in ("slice", "slice_axis") else written
+
+
+def _written(op):
+    """Returns an op's parameters in which `_WRITERS` replace the sizes, or None."""
+    texts = op.texts
     found = dict(texts[0])
     for key in found:
         given = [other[key] for other in texts]
@@ -211,6 +218,16 @@ def _numbers(text):
 # --- Functions that rewrite an op -----------------------------------------------------------------
 #
 # A function returns the parameters (see `_without_sizes`), or None if it finds none.
+
+
+def _tiled(op):
+    """Rewrites copies of axes of size 1."""
+    if op.old is None or op.new is None or len(op.new) < len(op.old):
+        return None
+    own = [(1,) * len(op.texts)] * (len(op.new) - len(op.old)) + op.old
+    if any(old != new and set(old) != {1} for old, new in zip(own, op.new)):
+        return None
+    return _repeated(op)
 
 
 def _repeated(op):
@@ -250,6 +267,43 @@ def _like(params, wanted, sources):
         likes.append((value, pairs))
         wanted = [one for one in wanted if one[0] not in dict(pairs)]
     return {**params, "like": likes}
+
+
+def _cut(op):
+    """Rewrites a slice whose ends are sizes of other values. The parameter `cut` has these values:
+    triples of a value, its axis and the axis of the result."""
+    params = op.texts[0]
+    ends = list(zip(*[_numbers(other["end"]) for other in op.texts]))
+    begins = _numbers(params.get("begin", ""))
+    steps = _numbers(params.get("step", "")) or [1] * len(ends)
+    if op.old is None or op.new is None or len(op.old) != len(op.new):
+        return None
+    one_axis = params.get("axis") is not None  # slice_axis
+    axes = [int(params["axis"]) % len(op.old)] if one_axis else range(len(ends))
+    cut, kept = [], [list(_numbers(other["end"])) for other in op.texts]
+    for place, (axis, end) in enumerate(zip(axes, ends)):
+        if not _differ(end) or _from_end(end, op.old[axis]) is not _FIXED:
+            continue
+        # slice_like takes the size of the same axis, so the value's axis is moved there.
+        source = next(
+            (
+                (value, at)
+                for value, at in op.sources.get(op.new[axis], ())
+                if axis < len(op.sizes_of(value))
+            ),
+            None,
+        )
+        if source is None or begins[place] not in (0, None) or (steps[place] or 1) != 1:
+            return None
+        cut.append((*source, axis))
+        for other in kept:
+            other[place] = None
+    texts = [
+        {**text, "end": "None" if one_axis else _tuple(other)}
+        for text, other in zip(op.texts, kept)
+    ]
+    written = _written(op._replace(texts=texts))
+    return None if written is None or not cut else {**written, "cut": cut}
 
 
 def _created(op):
@@ -446,6 +500,8 @@ _WRITERS = {
 _REWRITTEN = {
     "broadcast_to": ("shape", _repeated),
     "broadcast_axis": ("size", _repeated),
+    "tile": ("reps", _tiled),
+    "repeat": ("repeats", _tiled),
     "_zeros": ("shape", _created),
     "_ones": ("shape", _created),
     "_full": ("shape", _created),

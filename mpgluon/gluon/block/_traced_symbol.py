@@ -162,7 +162,8 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         op = _Row(params.get("as", op), op.numpy)
         likes = params.get("like", ())
         of = [values[params["of"]]] if "of" in params else []
-        params = {key: text for key, text in params.items() if key not in ("as", "like", "of")}
+        cut = params.get("cut", ())
+        params = {key: text for key, text in params.items() if key not in _NOT_OF_OP}
         sources += of
         if op in _WITH_RANKS:
             ranks = [len(traced.shapes[value]) for value in inputs]
@@ -176,11 +177,26 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
             axes = {"lhs_axes": str(lhs), "rhs_axes": str(rhs)}
             both = [(node, 0), values[value]]
             node = _node(_Row("broadcast_like", op.numpy), axes, both)
+        for value, *axes in cut:
+            node = _sliced_like(node, values[value], *axes, op.numpy)
         values.update({first + index: (node, index) for index in range(count)})
         kinds.update({first + index: op.numpy for index in range(count)})
     return [
         symbol_type(kinds.get(value, False))([values[value]]) for value in traced.outputs
     ], constants
+
+
+# Parameters of `free_sizes` that the op itself does not have.
+_NOT_OF_OP = {"as", "like", "of", "cut"}
+
+
+def _sliced_like(node, source, axis, at, numpy):
+    """Returns the first slices of a node along the axis `at`, as many as another value has along
+    `axis`."""
+    if axis != at:
+        dims = {"dim1": str(axis), "dim2": str(at)}
+        source = _node(_Row("SwapAxis", numpy), dims, [source]), 0
+    return _node(_Row("slice_like", numpy), {"axes": f"({at},)"}, [(node, 0), source])
 
 
 def _node(op, params, sources, name=None):
