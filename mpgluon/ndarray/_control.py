@@ -44,6 +44,28 @@ def _flat(items, what):
     return [leaf for leaves, _ in parts for leaf in leaves], nest
 
 
+def _of_symbols(name, value):
+    """Returns the function of symbols if a value has symbols, as in a block that becomes a symbol.
+    Returns None for arrays."""
+    while isinstance(value, (list, tuple)) and value:
+        value = next((item for item in value if not isinstance(item, NDArray)), value[0])
+    if isinstance(value, NDArray):
+        return None
+    from ..symbol import Symbol, _control
+
+    return getattr(_control, name) if isinstance(value, Symbol) else None
+
+
+def _pair(result, what, names):
+    """Checks that a body returned two values."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return result
+    raise _core.MXNetTypeError(
+        f"{what} must return ({names}), not "
+        + (f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__)
+    )
+
+
 class _Steps(_core.Scope):
     """Counts the steps of a loop, so that errors of its queued work name the step."""
 
@@ -77,6 +99,9 @@ def foreach(
     >>> sums.asnumpy().tolist(), last.asnumpy()
     ([[1.0], [3.0], [6.0]], array([6.], dtype=float32))
     """
+    symbols = _of_symbols("foreach", [data, init_states])
+    if symbols:
+        return symbols(body, data, init_states)
     arrays, nest = _flat(data, "foreach: data")
     states, nest_states = _flat(init_states, "foreach: init_states")
     arrays = [whole(array) for array in arrays]
@@ -99,7 +124,8 @@ def foreach(
     states, rows, nest_outputs = init_states, [], None
     with _Steps() as numbered:
         for step in numbered.numbers(count):
-            outputs, states = body(nest([array[step] for array in slices]), states)
+            result = body(nest([array[step] for array in slices]), states)
+            outputs, states = _pair(result, "foreach: body", "outputs, states")
             leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
             if rows and len(leaves) != len(rows[0]):
                 raise ValueError(
@@ -125,7 +151,8 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
     nests = []
 
     def step(arrays):
-        outputs, new = body(nest(arrays[: len(data)]), nest_states(arrays[len(data) :]))
+        result = body(nest(arrays[: len(data)]), nest_states(arrays[len(data) :]))
+        outputs, new = _pair(result, "foreach: body", "outputs, states")
         leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
         new, nest_new = _flat(new, "foreach: the states that the body returned")
         nests[:] = nest_outputs, nest_new, len(leaves)
@@ -244,6 +271,9 @@ def while_loop(
     >>> outputs.asnumpy().tolist(), i.asnumpy()
     ([[1.0], [4.0]], array([3.], dtype=float32))
     """
+    symbols = _of_symbols("while_loop", loop_vars)
+    if symbols:
+        return symbols(cond, func, loop_vars, max_iterations)
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations must be given")
     try:
@@ -365,6 +395,9 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
     >>> nd.contrib.cond(x > 2, lambda: x * 10, lambda: x).asnumpy()
     array([30.], dtype=float32)
     """
+    symbols = _of_symbols("cond", pred)
+    if symbols:
+        return symbols(pred, then_func, else_func)
     tracer = _tracer([pred]) if isinstance(pred, NDArray) else None
     if tracer is None:
         return then_func() if _truth(pred, "cond: pred") else else_func()

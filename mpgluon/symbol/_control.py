@@ -510,7 +510,12 @@ def foreach(
     mark = _scope_name(name)
     with AttrScope(**{_MARK: mark}):
         own = _placeholders([*arrays, *first])
-        outputs, new = body(nest(own[: len(arrays)]), nest_states(own[len(arrays) :]))
+        result = body(nest(own[: len(arrays)]), nest_states(own[len(arrays) :]))
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise MXNetError(
+                f"foreach: body must return (outputs, states), not {type(result).__name__}"
+            )
+        outputs, new = result
         outputs, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
         new, nest_new = _flat(new, "foreach: the states that the body returned")
         if len(new) != len(first):

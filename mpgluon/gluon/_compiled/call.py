@@ -156,10 +156,16 @@ class Signature:
             )
 
     def _no_symbol(self, what):
-        return _core.NotSupportedError(
+        message = (
             f"{self.path}: {what} cannot be written as a symbol in a block that uses properties "
             "that symbols lack, such as shapes, rows and operators that broadcast"
         )
+        if what in ("a loop or branch", "foreach", "while_loop", "cond"):
+            message += (
+                "; write the block with hybrid_forward(self, F, x), F.contrib.foreach, "
+                "F.contrib.while_loop or F.contrib.cond, and functions of F.np"
+            )
+        return _core.NotSupportedError(message)
 
     def _state(self, arrays):
         """Returns the state of this call that a trace depends on, apart from the signature. The

@@ -37,6 +37,10 @@ def indices(x):
     return np.argsort(x, axis=-1)
 
 
+def add_slice(part, total):
+    return np.tanh(part) * 2, np.tanh(part) + total
+
+
 # Calls of functions that a call with one or two arrays does not test
 CALLS = {
     "inner": lambda x: np.inner(x, np.cos(x)),
@@ -71,6 +75,12 @@ CALLS = {
     "median of an axis": lambda x: np.median(x[:, None], axis=1),
     "positions": lambda x: x + np.arange(x.shape[0])[:, None],
     "full": lambda x: np.concatenate([x, np.full((x.shape[0], 1), 2.0)], axis=1),
+    "foreach": lambda x: npx.foreach(add_slice, x.swapaxes(0, 1), np.zeros_like(x[:, 0])),
+    "foreach of mx.nd": lambda x: mx.nd.contrib.foreach(add_slice, x, np.zeros_like(x[0])),
+    "while_loop": lambda x: npx.while_loop(
+        lambda i, h: i < 5, lambda i, h: (h, [i + 1, h * 2]), [x.sum() * 0, x], max_iterations=4
+    ),
+    "cond": lambda x: npx.cond(x.sum() > 4, lambda: x * 2, lambda: np.exp(x)),
 }
 
 
@@ -87,9 +97,16 @@ def listed(results):
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
+def flat(results):
+    """Returns the arrays of nested lists."""
+    if not isinstance(results, (list, tuple)):
+        return [results]
+    return [array for item in results for array in flat(item)]
+
+
 def matches(loaded, block, arrays):
     """Compares the results of an imported block and the original."""
-    for found, expected in zip(listed(loaded(*arrays)), listed(block(*arrays)), strict=True):
+    for found, expected in zip(flat(loaded(*arrays)), flat(block(*arrays)), strict=True):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
         onp.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), 1e-5, 1e-5)
 
@@ -127,6 +144,38 @@ def _np_mode():
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_compute_the_same_in_a_file(tmp_path, name):
     check(name, CALLS[name], [matrix(3)], tmp_path)
+
+
+class Loops(gluon.HybridBlock):
+    """The loops and branches of F.npx."""
+
+    def hybrid_forward(self, F, x):
+        parts, total = F.npx.foreach(add_slice_of(F), x, F.np.sum(x, axis=0))
+        _, (_, last) = F.npx.while_loop(
+            lambda i, h: i < 3, lambda i, h: (h, [i + 1, h * 2]), [F.np.sum(x) * 0, total], 4
+        )
+        return parts, F.npx.cond(F.np.sum(x) > 3, lambda: last, lambda: total)
+
+
+def add_slice_of(F):
+    return lambda part, total: (F.np.tanh(part) * 2, F.np.tanh(part) + total)
+
+
+def test_loops_of_npx_compute_the_same_in_a_file(tmp_path):
+    block = Loops()
+    block.hybridize()
+    block(matrix(3))
+    loaded = gluon.SymbolBlock.imports(block.export(str(tmp_path / "net"))[0], "data")
+    for rows in (3, 5):
+        matches(loaded, block, [matrix(rows)])
+
+
+def test_loop_over_shapes_names_the_form_that_can_be_exported(tmp_path):
+    block = Calling(lambda x: npx.foreach(add_slice, x, np.zeros(x.shape[1]))[0])
+    block.hybridize()
+    block(matrix(3))
+    with pytest.raises(NotImplementedError, match=r"hybrid_forward\(self, F, x\), F.contrib.foreach"):
+        block.export(str(tmp_path / "net"))
 
 
 def functions():

@@ -80,3 +80,12 @@ def test_float_indices_that_look_like_a_mask_warn():
         result = x[np.array([False, False, True, True])]
     assert result.tolist() == [0, 0, 1, 1]
     assert x[np.array([False, False, True, True], dtype="bool")].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_body_of_foreach_with_one_result_is_named(hybridized):
+    block = Block(lambda x: npx.foreach(lambda part, state: state, x, x[0])[0])
+    if hybridized:
+        block.hybridize()
+    with pytest.raises(TypeError, match=r"foreach: body must return \(outputs, states\), not"):
+        block(np.ones((2, 2)))
