@@ -248,6 +248,8 @@ mpg_py_binary mpg_py_binary_of(const mpg_op *op);
 /* Applies an operator to two operands, one of them at least an array, and writes the result
  * into `out` unless it is NULL. Returns NotImplemented for unknown types of operands. */
 PyObject *mpg_py_binary_call(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out);
+/* Applies &, | or ^ to an array of mx.np and another operand, as its operators do. */
+PyObject *mpg_py_bits(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out);
 /* Applies an in-place operator. Returns a new reference to `self`, or NotImplemented. */
 PyObject *mpg_py_in_place(mpg_py_binary kind, PyObject *self, PyObject *other);
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */

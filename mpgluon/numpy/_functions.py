@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import math
 from typing import TYPE_CHECKING
 
 import numpy as onp
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         divide,
         equal,
         flip,
+        isinf,
         maximum,
         minimum,
         multiply,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _product = get_op("_npi_dot")
 _pad = get_op("_npi_pad")
 _select = get_op("_npi_where")
+_ARRAYS = (NDArray, onp.ndarray)
 _PADDINGS = ("constant", "edge", "reflect", "symmetric", "maximum", "minimum")
 
 
@@ -193,8 +196,8 @@ round_: Callable[..., Any] = around
 def floor_divide(x1: Any, x2: Any, out: ndarray | None = None) -> Any:
     """The quotient rounded down, ``x1 // x2``, of arrays or an array and a number.
 
-    The result has the dtype of `mod`, so the quotient of integers is an exact integer. Bools become
-    int8.
+    The result has the dtype of `mod`, so the quotient of integers is an exact integer. The quotient
+    of two bools is int8.
 
     Examples
     --------
@@ -203,11 +206,16 @@ def floor_divide(x1: Any, x2: Any, out: ndarray | None = None) -> Any:
     """
     if not isinstance(x1, NDArray) and not isinstance(x2, NDArray):
         return onp.floor_divide(x1, x2)
-    if isinstance(x1, ndarray) and x1.dtype == bool:
-        x1 = x1.astype("int8")
+    if isinstance(x1, onp.ndarray) or isinstance(x2, onp.ndarray):
+        x1, x2 = map(_number_of, (x1, x2))
+    if isinstance(x1, _ARRAYS) and x1.dtype == bool and isinstance(x2, _ARRAYS):
+        x1 = x1.astype("int8") if x2.dtype == bool else x1
     rest = x1 % x2
     if is_float(rest):
-        return rint((x1 - rest) / x2, out=out)
+        quotient = rint((x1 - rest) / x2, out=out)
+        if isinstance(x2, float) and math.isinf(x2):  # the rest is infinite if signs differ
+            return into(choose(isinf(rest), -1, quotient), out)
+        return quotient
     # mx.np divides integers as float32, but mx.nd divides them exactly and rounds towards 0.
     x1, x2 = (_integers(x, rest) for x in (x1, x2))
     result = (_as_nd(x1) / _as_nd(x2)).as_np_ndarray()
@@ -215,11 +223,20 @@ def floor_divide(x1: Any, x2: Any, out: ndarray | None = None) -> Any:
     return into(result - beyond.astype(rest.dtype), out)
 
 
+def _number_of(x):
+    """Returns an array of NumPy without dimensions as a number."""
+    return x.item() if isinstance(x, onp.ndarray) and not x.ndim else x
+
+
 def _integers(x, like):
     """Converts an operand to the dtype of an array of integers, and a number to an integer."""
     if isinstance(x, onp.ndarray):
         return _core.array(x, like.ctx, like.dtype).as_np_ndarray()
-    return x.astype(like.dtype, copy=False) if isinstance(x, ndarray) else int(x)
+    if isinstance(x, ndarray):
+        return x.astype(like.dtype, copy=False)
+    if not math.isfinite(x):
+        raise OverflowError(f"floor_divide: an array of integers cannot be divided by or into {x}")
+    return int(x)
 
 
 def _as_nd(x):

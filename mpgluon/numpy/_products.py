@@ -476,15 +476,16 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
     Parameters
     ----------
     a, b : ndarray
-        Arrays of equal dtypes. A vector `a` is treated as one row and a vector `b` as one column;
-        the result lacks this axis.
+        Arrays of equal dtypes, or of floats and integers. A vector `a` is treated as one row and a
+        vector `b` as one column; the result lacks this axis.
     out : ndarray, optional
         The array that receives the result.
 
     Returns
     -------
     ndarray
-        The products, of shape ``(..., rows of a, columns of b)``; 0-d for two vectors.
+        The products, of shape ``(..., rows of a, columns of b)``; 0-d for two vectors. Integers
+        next to floats are converted to the dtype of the floats.
 
     Raises
     ------
@@ -508,6 +509,8 @@ def matmul(a: ndarray, b: ndarray, out: ndarray | None = None) -> ndarray:
             f"matmul: {'b' if n else 'a'} must have at least one dimension; use a * b"
         )
     _check_sizes("matmul", a, n - 1, b, max(m - 2, 0))
+    if a.dtype != b.dtype and is_float(a) != is_float(b):
+        a, b = (a, b.astype(a.dtype)) if is_float(a) else (a.astype(b.dtype), b)
     if not is_float(a):
         return into(_integer_matmul(a, b), out)
     if m <= 2:

@@ -206,11 +206,42 @@ static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *n
   return with_scalar(op, self, range.low, false, out);
 }
 
+static bool is_bitwise(mpg_py_binary kind) {
+  return kind >= MPG_PY_BIT_AND && kind <= MPG_PY_BIT_XOR;
+}
+
+/* True for an integer of Python that the array's dtype and a double hold. */
+static bool is_small_integer(PyObject *self, PyObject *number) {
+  mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
+  if (!PyLong_CheckExact(number) || !mpg_dtype_is_integer(dtype)) return false;
+  integer_range range = range_of(dtype);
+  int overflow = 0;
+  long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  return !overflow && value > -(1LL << 53) && value < 1LL << 53 && (double)value >= range.low &&
+         (double)value < range.end;
+}
+
+/* Casts an array of mx.np and a converted NumPy array of another dtype to one that holds the values
+ * of both, for a comparison. Returns -1 with an exception set on failure. */
+static int cast_to_common(PyObject **self, PyObject **other) {
+  mpg_dtype a = mpg_py_array_of(*self)->tensor.desc.dtype,
+            b = mpg_py_array_of(*other)->tensor.desc.dtype, common = mpg_promoted_dtype(a, b);
+  if (a == b) return 0;
+  if (mpg_dtype_is_float(a) != mpg_dtype_is_float(b) && a != MPG_BOOL && b != MPG_BOOL)
+    common = MPG_FLOAT64;
+  PyObject *first = mpg_py_cast(*self, common), *second = mpg_py_cast(*other, common);
+  Py_SETREF(*self, first);
+  Py_SETREF(*other, second);
+  return first && second ? 0 : -1;
+}
+
 /* Applies an operator to an array and an operand that is not an NDArray: a Python or NumPy number,
  * or a NumPy array. `reflected` is true if `other` is the left operand. */
 static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
                             mpg_array *out) {
   const mpg_py_operator *operator = &mpg_py->binary[kind];
+  if (is_bitwise(kind) && mpg_py_array_of(self)->numpy && !is_small_integer(self, other))
+    return mpg_py_bits(kind, reflected ? other : self, reflected ? self : other, out);
   if (mpg_py_is_scalar(other)) {
     const mpg_op *op = reflected ? operator->reflected : operator->scalar;
     if (op == NULL) return missing(reflected ? names[kind].reflected : names[kind].scalar);
@@ -230,10 +261,16 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   PyObject *converted = mpg_py_operand(
       other, mpg_py_array_of(self), promotes ? MPG_PY_PROMOTES : MPG_PY_ALIKE, names[kind].array);
   if (converted == NULL) return NULL;
-  mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(converted);
-  mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};
-  PyObject *result = call_into(operator->array, NULL, inputs, 2, out);
-  Py_DECREF(converted);
+  PyObject *result = NULL;
+  Py_INCREF(self);
+  if (!is_comparison(kind) || !mpg_py_array_of(self)->numpy ||
+      cast_to_common(&self, &converted) == 0) {
+    mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(converted);
+    mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};
+    result = call_into(operator->array, NULL, inputs, 2, out);
+  }
+  Py_XDECREF(self);
+  Py_XDECREF(converted);
   return result;
 }
 

@@ -35,7 +35,7 @@ typedef struct bit_ops {
 } bit_ops;
 
 static PyObject *call_bits(const bit_ops *ops, mpg_array *const *inputs, int num_inputs,
-                           PyObject *in_place) {
+                           mpg_array *out) {
   mpg_dtype dtype = inputs[0]->tensor.desc.dtype;
   if (mpg_dtype_is_float(dtype))
     return PyErr_Format(PyExc_TypeError, "%s expects integers or bools, not %s", ops->operator,
@@ -44,43 +44,80 @@ static PyObject *call_bits(const bit_ops *ops, mpg_array *const *inputs, int num
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL)
     return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
-  if (in_place == NULL) return mpg_py_call(op, NULL, inputs, num_inputs);
-  return mpg_py_call_out(op, NULL, inputs, num_inputs, mpg_py_array_of(in_place)) < 0
+  if (out == NULL) return mpg_py_call(op, NULL, inputs, num_inputs);
+  return mpg_py_call_out(op, NULL, inputs, num_inputs, out) < 0
              ? NULL
-             : Py_NewRef(in_place);
+             : Py_NewRef((PyObject *)((char *)out - offsetof(mpg_py_array, array)));
 }
 
-static PyObject *bits(const bit_ops *ops, PyObject *a, PyObject *b, bool in_place) {
+/* Returns a number of NumPy, or an array without dimensions, as a number of Python. Returns a new
+ * reference to any other object. */
+static PyObject *python_number(PyObject *object) {
+  if (!mpg_py_is_scalar(object) || PyLong_Check(object) || PyFloat_Check(object))
+    return Py_NewRef(object);
+  return PyObject_CallMethod(object, "item", NULL);
+}
+/* Converts an operand to an array of bools or integers. Casts `*array` if it cannot hold them: a
+ * bool is combined with an integer as an integer. */
+static PyObject *bits_operand(PyObject **array, PyObject *other, const char *what) {
+  mpg_dtype dtype = mpg_py_array_of(*array)->tensor.desc.dtype;
+  if (dtype == MPG_BOOL && mpg_py_is_integer(other) && !PyBool_Check(other)) {
+    Py_SETREF(*array, mpg_py_cast(*array, MPG_INT64));
+    if (*array == NULL) return NULL;
+  }
+  PyObject *made = mpg_py_operand(other, mpg_py_array_of(*array), MPG_PY_ALIKE, what);
+  if (made == NULL || mpg_py_is_array(other)) return made;
+  mpg_dtype own = mpg_py_array_of(made)->tensor.desc.dtype;
+  if (mpg_dtype_is_float(own)) {
+    PyErr_Format(PyExc_TypeError, "%s expects integers or bools, not %S", what, other);
+    Py_CLEAR(made);
+  } else if (own != mpg_py_array_of(*array)->tensor.desc.dtype) {
+    Py_SETREF(*array, mpg_py_cast(*array, own));
+    if (*array == NULL) Py_CLEAR(made);
+  }
+  return made;
+}
+
+static PyObject *bits(const bit_ops *ops, PyObject *a, PyObject *b, mpg_array *out) {
+  bool first = mpg_py_is_array(a);
+  if (first && mpg_py_is_array(b)) {
+    mpg_array *inputs[2] = {mpg_py_array_of(a), mpg_py_array_of(b)};
+    return call_bits(ops, inputs, 2, out);
+  }
   if (!is_operand(a) || !is_operand(b)) Py_RETURN_NOTIMPLEMENTED;
-  PyObject *array = Py_NewRef(mpg_py_is_array(a) ? a : b), *other = array == a ? b : a;
-  /* A bool is combined with an integer as an integer. */
-  if (mpg_py_array_of(array)->tensor.desc.dtype == MPG_BOOL && PyLong_Check(other) &&
-      !PyBool_Check(other))
-    Py_SETREF(array, mpg_py_cast(array, MPG_INT64));
-  if (array == NULL) return NULL;
-  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(array), MPG_PY_ALIKE, ops->operator);
-  PyObject *result = NULL;
+  PyObject *array = Py_NewRef(first ? a : b), *other = python_number(first ? b : a);
+  PyObject *converted = other ? bits_operand(&array, other, ops->operator) : NULL, *result = NULL;
   if (converted != NULL) {
     mpg_array *inputs[2] = {mpg_py_array_of(array), mpg_py_array_of(converted)};
-    result = call_bits(ops, inputs, 2, in_place ? a : NULL);
+    result = call_bits(ops, inputs, 2, out);
   }
-  Py_DECREF(array);
+  Py_XDECREF(array);
+  Py_XDECREF(other);
   Py_XDECREF(converted);
   return result;
 }
 
-#define BIT_OPERATOR(function, symbol)                                           \
-  static const bit_ops function##_ops = {symbol, "broadcast_logical_" #function, \
-                                         "_bitwise_" #function};                 \
-  static PyObject *numpy_##function(PyObject *a, PyObject *b) {                  \
-    return bits(&function##_ops, a, b, false);                                   \
-  }                                                                              \
-  static PyObject *numpy_in_place_##function(PyObject *a, PyObject *b) {         \
-    return bits(&function##_ops, a, b, true);                                    \
+static const bit_ops and_ops = {"&", "broadcast_logical_and", "_bitwise_and"},
+                     or_ops = {"|", "broadcast_logical_or", "_bitwise_or"},
+                     xor_ops = {"^", "broadcast_logical_xor", "_bitwise_xor"};
+
+#define BIT_OPERATOR(function)                                           \
+  static PyObject *numpy_##function(PyObject *a, PyObject *b) {          \
+    return bits(&function##_ops, a, b, NULL);                            \
+  }                                                                      \
+  static PyObject *numpy_in_place_##function(PyObject *a, PyObject *b) { \
+    return bits(&function##_ops, a, b, mpg_py_array_of(a));              \
   }
-BIT_OPERATOR(and, "&")
-BIT_OPERATOR(or, "|")
-BIT_OPERATOR(xor, "^")
+BIT_OPERATOR(and)
+BIT_OPERATOR(or)
+BIT_OPERATOR(xor)
+
+PyObject *mpg_py_bits(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out) {
+  const bit_ops *ops = kind == MPG_PY_BIT_AND ? &and_ops
+                       : kind == MPG_PY_BIT_OR ? &or_ops
+                                               : &xor_ops;
+  return bits(ops, a, b, out);
+}
 
 static PyObject *numpy_invert(PyObject *self) {
   static const bit_ops ops = {"~", "logical_not", "_bitwise_not"};
