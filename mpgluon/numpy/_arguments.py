@@ -39,7 +39,12 @@ WIDER = {np.dtype("int16"): "int32", np.dtype("uint16"): "int32", np.dtype("uint
 # --- Axes and shapes ------------------------------------------------------------------------------
 def axis_of(axis: Any, ndim: int, name: str = "axis") -> int:
     """Returns an axis >= 0. Raises ValueError if an array with `ndim` dimensions lacks the axis."""
-    axis = operator.index(axis)
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise MXNetTypeError(
+            f"{name} must be an integer, got {type(axis).__name__} {axis!r}"
+        ) from None
     if not -ndim <= axis < ndim:
         raise MXNetValueError(f"{name} {axis} is out of range for an array with {ndim} dimensions")
     return axis % ndim
@@ -178,10 +183,12 @@ def check(function: str, **arrays: Any) -> None:
     """Raises TypeError if an argument is not an array of mx.np."""
     for name, x in arrays.items():
         if not isinstance(x, ndarray):
-            hint = "; convert it with as_np_ndarray()" if isinstance(x, NDArray) else ""
-            raise MXNetTypeError(
-                f"{function}: {name} must be an array of mx.np, not {type(x).__name__}{hint}"
-            )
+            kind, hint = type(x).__name__, ""
+            if isinstance(x, NDArray):
+                hint = "; convert it with as_np_ndarray()"
+            elif isinstance(x, np.ndarray):
+                kind, hint = "numpy.ndarray", "; use mx.np.array(x)"
+            raise MXNetTypeError(f"{function}: {name} must be an array of mx.np, not {kind}{hint}")
 
 
 def check_order(function: str, order: str) -> None:
@@ -195,7 +202,7 @@ def arrays_of(function: str, arrays: Any, name: str = "arrays") -> list[ndarray]
     if not isinstance(arrays, (tuple, list, ndarray)):
         raise MXNetTypeError(f"{function}: {name} must be a sequence of arrays of mx.np")
     if isinstance(arrays, ndarray):
-        return [arrays[i] for i in range(arrays.shape[0])]
+        arrays = [arrays[i] for i in range(arrays.shape[0])]
     if not arrays:
         raise MXNetValueError(f"{function}: {name} must have at least one array")
     for x in arrays:

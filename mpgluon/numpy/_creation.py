@@ -29,7 +29,7 @@ from numpy import (
 
 from .. import _core
 from .._core import NDArray, get_op, ndarray
-from ._arguments import holds_recorded, is_float
+from ._arguments import axis_of, check, holds_recorded, is_float
 from ._table import make
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ def empty_like(
     (2, 3)
     """
     _check_order("empty_like", order)
+    check("empty_like", prototype=prototype)
     if subok:
         raise NotImplementedError("empty_like: subok must be False, got True")
     if shape is None:
@@ -338,7 +339,12 @@ def linspace(
         difference = stop - start
         step = difference / parts if parts > 0 else difference * nan
         numbers = [start + difference * (i / parts if parts > 0 else 0.0) for i in range(num)]
-        result = stack(numbers, axis=axis)
+        if num:
+            result = stack(numbers, axis=axis)
+        else:
+            axis = axis_of(axis, difference.ndim + 1)
+            shape = (*difference.shape[:axis], 0, *difference.shape[axis:])
+            result = _full(shape, 0, dtype=difference.dtype, ctx=difference.ctx)
     result = (floor(result) if whole else result).astype(dtype, copy=False)
     return (result, step) if retstep else result
 

@@ -84,6 +84,10 @@ class Call:
 
     def __init__(self, name, params, size, dtype, ctx, device, out, *, counts=False):
         self.name = name
+        if out is not None and not isinstance(out, ndarray):
+            raise MXNetTypeError(
+                f"random.{name}: out must be an array of mx.np, got {type(out).__name__}"
+            )
         self.ctx = place_of(ctx, device, out, *params.values())
         self.params = {
             key: as_parameter(name, key, value, self.ctx) for key, value in params.items()
@@ -116,6 +120,9 @@ class Call:
         """Returns the parameters as numbers, or as arrays of the working dtype. Raises an error if
         a number doesn't meet the condition that is given for its parameter. Elements of arrays
         raise an error when the first `noise` is drawn."""
+        for key, value in self.params.items():
+            if not isinstance(value, ndarray) and value != value:
+                raise MXNetValueError(f"random.{self.name}: {key} must not be NaN")
         for key, condition in conditions.items():
             value = self.params[key]
             if isinstance(value, ndarray):

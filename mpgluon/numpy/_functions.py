@@ -17,7 +17,7 @@ import numpy as onp
 from .. import _core
 from .._core import NDArray, get_op, ndarray
 from ..ndarray.functions import moveaxis as _moveaxis
-from ._arguments import choose, into, is_float
+from ._arguments import check, choose, into, is_float
 from ._elementwise import ELEMENTWISE
 from ._shapes import SHAPES
 from ._table import make
@@ -174,8 +174,11 @@ def around(x: ndarray, decimals: int = 0, out: ndarray | None = None) -> Any:
     >>> np.around(np.array([1.26, 1.24]), decimals=1)
     array([1.3, 1.2])
     """
+    if isinstance(x, (int, float, onp.number)) and out is None:
+        return onp.around(x, decimals)
     if decimals == 0:
         return rint(x, out=out)
+    check("around", x=x)
     if builtins.abs(decimals) > 308:
         raise ValueError(f"around: decimals must be from -308 to 308, got {decimals}")
     scale = 10.0 ** builtins.abs(decimals)

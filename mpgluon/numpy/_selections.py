@@ -11,7 +11,7 @@ import numpy as _np
 from .. import _core
 from .._core import MXNetValueError, NDArray, ndarray
 from .._internal import graph_breaks
-from ._arguments import broadcast, check
+from ._arguments import broadcast, check, is_float
 from ._draws import as_parameter, op, place_of, shape_of
 
 if TYPE_CHECKING:
@@ -29,10 +29,21 @@ _integers, _multinomial = map(op, ["_random_randint", "_sample_multinomial"])
 _exponential, _scatter_sum = map(op, ["_sample_exponential", "_backward_take"])
 
 
+# Bits of the fraction of a float
+_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
 def _probabilities(name, key, values, ctx):
-    """Returns probabilities as an array. Values that are no array are checked."""
+    """Returns probabilities as an array. Raises an error for values that are no array. An array
+    whose sum is above 1 gets negative numbers, which the ops refuse."""
     if isinstance(values, ndarray):
-        return values
+        if not is_float(values):
+            values = _cast(values, dtype="float32")
+        # NumPy's tolerance: the square root of the rounding error
+        tolerance = float(_np.sqrt(2.0 ** -_MANTISSA[_core.dtype_name(values.dtype)]))
+        values = _block(values)
+        beyond = _cast(values, dtype="float64").sum() > 1 + tolerance
+        return values - 2 * values * _cast(beyond, dtype=values.dtype)
     array = as_parameter(name, key, _np.atleast_1d(values), ctx)
     numbers = _np.asarray(values, "float64")
     if numbers.size and not ((numbers >= 0).all() and numbers.sum() <= 1 + 1e-6):

@@ -297,6 +297,14 @@ def cov(
             rows.append(x if rowvar or (values.ndim < 2) else transposed(x, (1, 0)))
     x = rows[0] if y is None else joined(rows, 0)
     less = (0 if bias else 1) if ddof is None else ddof
+    for name, values in (("fweights", fweights), ("aweights", aweights)):
+        if values is not None:
+            check("cov", **{name: values})
+            if values.shape != x.shape[1:]:
+                raise MXNetValueError(
+                    f"cov: {name} must have the shape {x.shape[1:]}, one number for each "
+                    f"observation, not {values.shape}"
+                )
     factors = [real_of(w) for w in (fweights, aweights) if w is not None]
     if factors:
         weights = factors[0] * factors[1] if len(factors) == 2 else factors[0]

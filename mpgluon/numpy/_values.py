@@ -237,6 +237,8 @@ def diff(
     if not a.ndim:
         raise MXNetValueError("diff: a must have at least one dimension")
     axis = axis_of(axis, a.ndim)
+    if n == 0:
+        return op("_npi__copy")(a)
     edge = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
     ends = [
         [] if x is None else [x if isinstance(x, ndarray) and x.ndim else _edge(x, edge, a)]
@@ -248,11 +250,13 @@ def diff(
         size = a.shape[axis]
         right, left = part(a, axis, min(1, size), size), part(a, axis, 0, max(size - 1, 0))
         a = right != left if _core.dtype_name(a.dtype) == "bool" else right - left
-    return a if n else op("_npi__copy")(a)
+    return a
 
 
 def _edge(x, shape, like):
-    """Returns a number or a 0-d array as a slice."""
+    """Returns a number, an array without axes, or a list of NumPy as an array to join."""
+    if isinstance(x, (list, tuple, np.ndarray)) and np.ndim(x):
+        return constant(x, like.context, like.dtype)
     return filled(shape, 1, like) * x if isinstance(x, ndarray) else filled(shape, x, like)
 
 

@@ -101,7 +101,7 @@ def _vector_norm(x, order, axis):
         return _op("norm")(x, ord=1, axis=axis, keepdims=True)
     sizes = _op("abs")(x)
     if order == math.inf:
-        return sizes.max(axis=axis, keepdims=True)
+        return _largest(sizes, axis)
     if order == -math.inf:
         return sizes.min(axis=axis, keepdims=True)
     if any(x.shape[i] == 0 for i in axis):
@@ -119,6 +119,13 @@ def _vector_norm(x, order, axis):
     return (total + empty) ** (1 / order) * scale * (1 - empty.astype(x.dtype))
 
 
+def _largest(sizes, axis):
+    """Returns the maxima of numbers that are not negative along axes, which stay with size 1; 0 if
+    there are none."""
+    empty = any(sizes.shape[i] == 0 for i in axis)
+    return (sizes.sum if empty else sizes.max)(axis=axis, keepdims=True)
+
+
 def _singular_values(x, axes):
     """Returns the descending singular values of the matrices in two axes."""
     others = [i for i in range(x.ndim) if i not in axes]
@@ -134,13 +141,14 @@ def _matrix_norm(x, order, axes):
     if order in (1, -1, math.inf, -math.inf):
         summed, kept = (rows, columns) if abs(order) == 1 else (columns, rows)
         sums = _op("norm")(x, ord=1, axis=(summed,), keepdims=True)
-        return (sums.max if order > 0 else sums.min)(axis=(kept,), keepdims=True)
+        return _largest(sums, (kept,)) if order > 0 else sums.min(axis=(kept,), keepdims=True)
     if order not in (2, -2, "nuc"):
         raise MXNetValueError(
             f"linalg.norm: ord must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices, "
             f"got {order!r}"
         )
     values = _singular_values(x, axes)
+    order = "nuc" if order == 2 and 0 in values.shape else order
     values = {2: values.max, -2: values.min, "nuc": values.sum}[order](axis=(-1,))
     for axis in sorted(axes):
         values = _op("expand_dims")(values, axis=axis)
@@ -543,8 +551,10 @@ def matrix_rank(A: ndarray, tol: float | ndarray | None = None, hermitian: bool 
     """
     A = _floats("matrix_rank", "A", A)
     if A.ndim < 2:
-        return _op("max")((A != 0).astype("int64"))
+        return ((A != 0).astype("int64").sum() > 0).astype("int64")
     values = _op("abs")(_symmetric("matrix_rank", A, "L")[1]) if hermitian else svd(A)[1]
+    if 0 in values.shape:
+        return values.astype("int64").sum(axis=(-1,))
     if tol is None:
         precision = 2.0 ** (-52 if _core.dtype_name(A.dtype) == "float64" else -23)
         tol = values.max(axis=(-1,), keepdims=True) * (max(A.shape[-2:]) * precision)

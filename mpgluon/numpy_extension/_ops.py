@@ -9,6 +9,7 @@ from .._core import get_op, waitall
 from .._internal import graph_breaks
 from ..context import Context, gpu_memory_info
 from ..ndarray.contrib import cond, foreach, while_loop
+from ..numpy._arguments import check as _check
 from ..numpy._table import make
 
 if TYPE_CHECKING:
@@ -258,6 +259,7 @@ def masked_softmax(
     >>> npx.masked_softmax(np.array([1, 1, 5]), np.array([1, 1, 0]))
     array([0.5, 0.5, 0. ])
     """
+    _check("masked_softmax", data=data, mask=mask)
     mask = _np.not_equal(mask, 0)
     return _np.where(mask, softmax(_hidden(data, mask), axis=axis, temperature=temperature), 0)
 
@@ -272,6 +274,7 @@ def masked_log_softmax(
     >>> np.around(npx.masked_log_softmax(np.array([1, 1, 5]), np.array([1, 1, 0])), 3)
     array([-0.693, -0.693,   -inf])
     """
+    _check("masked_log_softmax", data=data, mask=mask)
     mask = _np.not_equal(mask, 0)
     result = log_softmax(_hidden(data, mask), axis=axis, temperature=temperature)
     return _np.where(mask, result, -float("inf"))
@@ -355,6 +358,7 @@ def constraint_check(x: ndarray, msg: str) -> ndarray:
     >>> npx.constraint_check(np.array([1, 2]) > 0, "the numbers must be positive")
     array(True)
     """
+    _check("constraint_check", x=x)
     if not x._traced:
         return _checked(x, msg)
     tracer = graph_breaks.current()

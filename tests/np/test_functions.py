@@ -168,3 +168,30 @@ def test_symbols_are_passed_to_the_registered_function():
     assert calls[0] == ("_npi_exp", [symbol], {}, "node")
     assert calls[1][1:] == ([symbol], {"scalar": 2}, None) and calls[1][0].startswith("_npi_r")
     assert calls[2][1:] == ([symbol, symbol], {}, None)
+
+
+def test_functions_of_wrong_types_name_the_argument():
+    x = mx.np.ones((2, 3))
+    for name, function in {
+        "empty_like: prototype must be an array": lambda: mx.np.empty_like(3),
+        "cov: fweights must be an array": lambda: mx.np.cov(x, fweights=2.0),
+        r"cov: aweights must have the shape \(3,\)": lambda: mx.np.cov(x, aweights=mx.np.ones(5)),
+        "axis must be an integer, got tuple": lambda: mx.np.append(x, x, axis=(0, 5)),
+        "axis must be an integer, got str 'F'": lambda: mx.np.average(x, axis="F"),
+        "dstack: arrays must have at least one": lambda: mx.np.dstack(mx.np.ones((0, 3))),
+        "constraint_check: x must be": lambda: mx.npx.constraint_check(np.ones(1), "m"),
+        "masked_softmax: mask must be": lambda: mx.npx.masked_softmax(x, np.ones((2, 3))),
+    }.items():
+        with pytest.raises((TypeError, ValueError), match=name):
+            function()
+
+
+def test_numbers_are_rounded():
+    assert mx.np.around(5.128, 2) == 5.13 and mx.np.round_(5, 2) == 5 and mx.np.around(5) == 5
+
+
+def test_linspace_between_arrays_may_have_no_numbers():
+    x = mx.np.zeros((2, 3))
+    for axis in (0, 1, -1):
+        wanted = np.linspace(np.zeros((2, 3)), 1, 0, axis=axis).shape
+        assert mx.np.linspace(x, 1, 0, axis=axis).shape == wanted

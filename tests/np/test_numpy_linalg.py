@@ -486,3 +486,16 @@ def test_examples_run():
             warnings.simplefilter("error")
             doctest.DocTestRunner(verbose=False).run(test, out=failures.append)
     assert not failures, "".join(failures)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 3, 0), (4, 0, 0), (0, 0, 3)], ids=str)
+def test_norms_and_ranks_of_empty_arrays_match_numpy(shape):
+    x, values = mx.np.zeros(shape), np.zeros(shape)
+    assert linalg.matrix_rank(x).tolist() == np.asarray(np.linalg.matrix_rank(values)).tolist()
+    for order in (None, 1, 2, np.inf):
+        wanted = np.asarray(np.linalg.norm(values, order, -1))
+        assert linalg.norm(x, order, -1).tolist() == wanted.tolist()
+        if len(shape) > 1:
+            axes = (-1, 0)
+            wanted = np.asarray(np.linalg.norm(values, order, axes))
+            assert linalg.norm(x, order, axes).tolist() == wanted.tolist()

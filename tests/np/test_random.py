@@ -608,3 +608,21 @@ def test_examples_run(module):
             warnings.simplefilter("error")
             doctest.DocTestRunner(verbose=False).run(test, out=failures.append)
     assert not failures, "".join(failures)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_choice_refuses_arrays_of_probabilities_with_a_sum_above_1(dtype, replace):
+    with pytest.raises(ValueError):
+        random.choice(3, 2, replace, array([0.5, 0.5, 0.5], dtype)).asnumpy()
+    for p in (np.ones(7) / 7, np.ones(1000) / 1000, [0.3, 0.3, 0.3]):
+        assert random.choice(len(p), 2, replace, array(p, dtype)).shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal", "lognormal", "laplace", "gumbel", "logistic"])
+def test_parameters_must_not_be_nan(name):
+    for params in ((np.nan, 1), (0, np.nan)):
+        with pytest.raises(ValueError, match=rf"random.{name}: \w+ must not be NaN"):
+            getattr(random, name)(*params)
+    with pytest.raises(TypeError, match=rf"random.{name}: out must be an array of mx.np, got int"):
+        getattr(random, name)(out=3)

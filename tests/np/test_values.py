@@ -255,3 +255,14 @@ def test_nan_to_num_does_not_overwrite_values_of_hybridized_blocks():
     x = array([NAN, 1.0])
     op = _core.CachedOp(lambda x: [mnp.nan_to_num(x, copy=False)])
     assert op(x)[0].asnumpy().tolist() == [0, 1] and np.isnan(x.asnumpy()[0])
+
+
+def test_diff_of_no_steps_ignores_the_ends():
+    x = array([1.0, 2.0])
+    assert mnp.diff(x, n=0, prepend=1, append=x).tolist() == [1, 2]
+    assert mnp.diff(x, prepend=[5, 7]).tolist() == np.diff([1, 2], prepend=[5, 7]).tolist()
+    x.attach_grad()
+    with autograd.record():
+        y = mnp.diff(x, n=0, prepend=1)
+    y.backward()
+    assert x.grad.tolist() == [1, 1]
