@@ -185,7 +185,7 @@ def _without_sizes(op):
         same = all([{**other, **blank} == {**texts[0], **blank} for other in texts])
         return rewrite(op) if same else None
     written = _written(op)
-    return _cut(op) if written is None and op.name in ("slice", "slice_axis") else written
+    return _cut(op) if written is None and (op.name, "end") in _WRITERS else written
 
 
 def _written(op):
