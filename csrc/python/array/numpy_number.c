@@ -113,7 +113,7 @@ BIT_OPERATOR(or)
 BIT_OPERATOR(xor)
 
 PyObject *mpg_py_bits(mpg_py_binary kind, PyObject *a, PyObject *b, mpg_array *out) {
-  const bit_ops *ops = kind == MPG_PY_BIT_AND ? &and_ops
+  const bit_ops *ops = kind == MPG_PY_BIT_AND  ? &and_ops
                        : kind == MPG_PY_BIT_OR ? &or_ops
                                                : &xor_ops;
   return bits(ops, a, b, out);
