@@ -619,7 +619,9 @@ def test_choice_refuses_arrays_of_probabilities_with_a_sum_above_1(dtype, replac
         assert random.choice(len(p), 2, replace, array(p, dtype)).shape == (2,)
 
 
-@pytest.mark.parametrize("name", ["uniform", "normal", "lognormal", "laplace", "gumbel", "logistic"])
+@pytest.mark.parametrize(
+    "name", ["uniform", "normal", "lognormal", "laplace", "gumbel", "logistic"]
+)
 def test_parameters_must_not_be_nan(name):
     for params in ((np.nan, 1), (0, np.nan)):
         with pytest.raises(ValueError, match=rf"random.{name}: \w+ must not be NaN"):

@@ -199,11 +199,11 @@ def _sliced_like(node, source, axis, at, numpy):
     return _node(_Row("slice_like", numpy), {"axes": f"({at},)"}, [(node, 0), source])
 
 
-def _node(op, params, sources, name=None):
+def _node(op, params, sources, name=None, call=None):
     from ...symbol._graph import Node
 
     name = NameManager.current().get(name, op.lower().lstrip("_"))
-    return Node(name, params, _core.OpCall(op, params, op.numpy), tuple(sources))
+    return Node(name, params, call or _core.OpCall(op, params, op.numpy), tuple(sources))
 
 
 def _checked(source, name, numpy, axis, shape):
@@ -218,19 +218,29 @@ def _checked(source, name, numpy, axis, shape):
 
 
 def _product(params, sources, numpy, ranks):
-    """Returns the product of two arrays with the given numbers of axes. In MXNet, the op of mx.np
-    cannot transpose its inputs, so other nodes do."""
+    """Returns the product of two arrays with the given numbers of axes. In files, the op of mx.np
+    is np.dot, which sums over the last axis of lhs and the second to last one of rhs. It cannot
+    transpose its inputs, so other nodes do."""
+    from ...symbol.numpy._composition import Composition, Input
+
     if not numpy:
         return _node(_Row("dot", False), params, sources)
-    sources, transpose = list(sources), _Row("transpose", True)
+    sources = list(sources)
     for place, key in enumerate(("transpose_a", "transpose_b")):
-        if params.get(key, "False") in ("False", "0") or ranks[place] < 2:
-            continue
+        transposed = params.get(key, "False") not in ("False", "0")
         axes = list(range(ranks[place]))
-        # The axis that the product sums over: the last one of lhs, the first one of rhs.
-        axes = [*axes[1:], axes[0]] if place == 0 else [axes[-1], *axes[:-1]]
-        sources[place] = _node(transpose, {"axes": str(tuple(axes))}, [sources[place]]), 0
-    return _node(_Row("dot", True), {}, sources)
+        if place == 0 and transposed:
+            axes = [*axes[1:], axes[0]]
+        elif place == 1 and len(axes) > 1:
+            summed = axes.pop(-1 if transposed else 0)
+            axes.insert(-1, summed)
+        if axes != list(range(ranks[place])):
+            node = _node(_Row("transpose", True), {"axes": str(tuple(axes))}, [sources[place]])
+            sources[place] = node, 0
+    if ranks[1] <= 2:
+        return _node(_Row("dot", True), {}, sources)
+    call = Composition("np.dot", {"a": Input(0), "b": Input(1)}, 2)
+    return _node(_Row("dot", True), call.texts(), sources, call=call)
 
 
 def _numbers_like(params, sources, numpy):

@@ -41,6 +41,11 @@ def add_slice(part, total):
     return np.tanh(part) * 2, np.tanh(part) + total
 
 
+def stack(x):
+    """Returns a matrix for each row of a matrix. No axes of its values can be exchanged."""
+    return x[:, :, None] + np.sin(2 * x[:, None])
+
+
 # Calls of functions that a call with one or two arrays does not test
 CALLS = {
     "inner": lambda x: np.inner(x, np.cos(x)),
@@ -48,6 +53,19 @@ CALLS = {
     "tensordot of rows": lambda x: np.tensordot(x, np.cos(x), axes=([0], [0])),
     "tensordot of columns": lambda x: np.tensordot(x, np.cos(x), axes=([1], [1])),
     "tensordot of stacks": lambda x: np.tensordot(x[:, None], np.cos(x)[None], axes=([2], [2])),
+    "dot of a stack": lambda x: np.dot(x, stack(x)),
+    "dot of two stacks": lambda x: np.dot(stack(x), np.cos(stack(x))),
+    "dot of 4 dimensions": lambda x: np.dot(x, stack(x)[:, None]),
+    "dot of a vector and a stack": lambda x: np.dot(x[0], stack(x)),
+    **{
+        f"tensordot of axes {i} and {j}": lambda x, axes=([i], [j]): np.tensordot(
+            stack(x), np.cos(stack(x)), axes=axes
+        )
+        for i, j in [(0, 0), (1, 1), (1, 2), (2, 1), (2, 2)]
+    },
+    "tensordot of two axes": lambda x: np.tensordot(stack(x), stack(x), axes=([0, 1], [0, 2])),
+    "einsum of a stack": lambda x: np.einsum("ab,cbd->acd", x, stack(x)),
+    "einsum of two stacks": lambda x: np.einsum("abc,dce->abde", stack(x), stack(x)),
     "einsum": lambda x: np.einsum("ij,kj->ik", x, np.cos(x)),
     "einsum of stacks": lambda x: np.einsum("bid,bjd->bij", x[:, None], np.cos(x)[:, None]),
     "cov": lambda x: np.cov(x),
@@ -174,7 +192,9 @@ def test_loop_over_shapes_names_the_form_that_can_be_exported(tmp_path):
     block = Calling(lambda x: npx.foreach(add_slice, x, np.zeros(x.shape[1]))[0])
     block.hybridize()
     block(matrix(3))
-    with pytest.raises(NotImplementedError, match=r"hybrid_forward\(self, F, x\), F.contrib.foreach"):
+    with pytest.raises(
+        NotImplementedError, match=r"hybrid_forward\(self, F, x\), F.contrib.foreach"
+    ):
         block.export(str(tmp_path / "net"))
 
 
