@@ -15,6 +15,7 @@ from ..symbol import Group, Symbol, var
 from ..symbol._graph import entries_of, states, topological
 from . import _ops as _ops
 from ._fold import FOLDS, fold
+from ._ops.elementwise import ELEMENTWISE
 from ._package import DOMAINS, OPSET, ONNXError, dtype_of, onnx_package
 from ._source import WAYS, Open, Shapes, Source, told_shape, told_sizes
 from ._table import IMPORTS
@@ -218,6 +219,7 @@ class _Graph:
         self._parameters: dict[str, NDArray] = {}
         self._constants: dict[str, Any] = {}  # the array of each parameter
         self._variables: dict[str, Symbol] = {}
+        self.scalars: set[str] = set()  # names of values without axes
         self._names: set[str] = set()
         self.used = {name for node in model.graph.node for name in node.input}
         self.used.update(info.name for info in model.graph.output)
@@ -239,6 +241,8 @@ class _Graph:
             self.inputs.append((info.name, shape, dtype))
             self._names.add(info.name)
             self.values[info.name] = symbol = var(info.name)
+            if shape == ():
+                self.scalars.add(info.name)
             self.shapes.tell(symbol, shape, dtype)
         if self._proto.sparse_initializer:
             raise ONNXError(f"{self._path} has sparse tensors, which are not supported")
@@ -347,6 +351,8 @@ class _Graph:
                 f"{node.op_type}): {error}"
             ) from None
         results = results if isinstance(results, list) else [results]
+        if self._is_scalar(source):
+            self.scalars.update(node.output)
         for name, result in zip(node.output, results):
             if name:
                 self.values[name] = result
@@ -356,6 +362,17 @@ class _Graph:
                     f"ONNX import: {self._path}: node '{node.name}' (op {node.op_type}): its "
                     f"output {name} is not available"
                 )
+
+    def _is_scalar(self, source):
+        """True if the results of a node have no axes."""
+        if source.op in ELEMENTWISE:
+            return all(self._has_no_axes(name) for name in source.inputs if name)
+        target = source.value(1) if source.op == "Reshape" else None
+        return isinstance(target, np.ndarray) and target.size == 0
+
+    def _has_no_axes(self, name):
+        found = self.values[name]
+        return name in self.scalars if isinstance(found, Symbol) else found.ndim == 0
 
     def _folded(self, source):
         """Folds a node that computes constants or shapes. Returns None if its inputs are not

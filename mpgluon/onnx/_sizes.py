@@ -57,7 +57,12 @@ class Inferred:
         """Returns (shape, dtype) of a value."""
         descs = [run.values[run.place[node]][index] for run in self._runs]
         shape, dtype = descs[0]
-        if any(desc[0] is None or (0 in desc[0]) for desc in descs) or dtype is None:
+        if any(0 in (desc[0] or ()) for desc in descs):
+            raise ONNXError(
+                f"{node.output_name(index)} has no elements (shape {shape}), which cannot be "
+                "converted; give inputs for which it is not empty"
+            )
+        if any(desc[0] is None or -1 in desc[0] for desc in descs) or dtype is None:
             raise ONNXError(
                 f"the shape or dtype of {node.output_name(index)} is not known: {shape}, {dtype}; "
                 "give the shapes of all inputs in in_shapes"

@@ -157,6 +157,10 @@ class Source:
             )
         return len(shape)
 
+    def is_scalar(self, place: int) -> bool:
+        """True if an input has no axes in the file. Its symbol has one, of size 1."""
+        return self.inputs[place] in self.graph.scalars
+
     def size(self, place: int, axis: int) -> int:
         """Returns the size of an axis, which must be known."""
         ndim = self.ndim(place)

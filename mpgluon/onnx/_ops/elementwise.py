@@ -64,7 +64,8 @@ def _of_floats(g, op, x, function):
     if op in ROUNDING:
         return g.cast(x, dtype)
     if op in OF_INTEGERS:
-        return g.cast(function(x), dtype, x.dtype)
+        wide = WIDE.get(x.dtype, x.dtype)
+        return g.cast(function(g.cast(x, wide)), dtype, wide)
     wide = "float64" if dtype == "float64" else "float32"
     g.number_dtype = wide
     return g.cast(function(value(g.cast(x, wide), x.shape, wide)), dtype, wide)
@@ -221,12 +222,12 @@ def _hypot(g, x, y):
 
 
 def _divide(g, x, y):
-    """Divides. onnxruntime fails for integers divided by 0, whose quotient is undefined."""
-    if g.number_dtype in INTEGERS:
-        known = g.constants.get(str(y))
-        if known is None or not known.all():
-            y = g.Where(g.Equal(y, 0), 1, y)
-    return g.Div(x, y)
+    """Divides. An integer divided by 0 is 0, but onnxruntime fails."""
+    known = g.constants.get(str(y))
+    if g.number_dtype not in INTEGERS or (known is not None and known.all()):
+        return g.Div(x, y)
+    none = g.Equal(y, 0)
+    return g.Where(none, 0, g.Div(x, g.Where(none, 1, y)))
 
 
 def _is_negative(g, x):
@@ -523,6 +524,11 @@ MANY = {
     "Max": sym.broadcast_maximum,
     "Min": sym.broadcast_minimum,
 }
+
+
+# Ops whose result has axes if one of their inputs has.
+ELEMENTWISE = {*SAME.values(), *BINARY, *MANY}
+ELEMENTWISE |= {"Cast", "Clip", "Identity", "IsInf", "IsNaN", "Mod", "Not", "Round", "Where"}
 
 
 def _old_axis(node, x, y):

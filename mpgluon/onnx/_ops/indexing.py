@@ -43,9 +43,12 @@ def gather_back(node):
     axis, indices = node.attribute("axis", 0), node.value(1)
     if isinstance(indices, np.ndarray) and indices.ndim == 0:
         return _one_taken(node, axis, int(indices))
-    return sym.take(
+    taken = sym.take(
         node.symbol(0), node.symbol(1), axis=axis, mode=_mode_back(node, axis), name=node.name
     )
+    if node.is_scalar(1) and node.ndim(0) > 1:
+        return sym.squeeze(taken, axis=axis % node.ndim(0))
+    return taken
 
 
 def _mode_back(node, axis):
@@ -102,6 +105,19 @@ def gather_nd(g, call, x, indices):
     return g.GatherND(x, _last(g, indices))
 
 
+@imports("ScatterND")
+def scatter_nd_back(node):
+    if node.attribute("reduction", "none") != "none":
+        return node.refuse("reduction is not supported")
+    x, indices, y = [node.symbol(place) for place in range(3)]
+    ndim = node.ndim(1)
+    indices = sym.transpose(indices, axes=(ndim - 1, *range(ndim - 1)))
+    shape = node.shape(0)
+    if shape is None or any(isinstance(size, Open) for size in shape):
+        return node.refuse("the shape of its input must be known")
+    return sym._internal._scatter_set_nd(x, y, indices, shape=shape, name=node.name)
+
+
 @imports("GatherND")
 def gather_nd_back(node):
     if node.attribute("batch_dims", 0):
@@ -130,10 +146,12 @@ def index_copy(g, call, old, indices, new):
 def one_hot(g, call, indices):
     values = g.constant(np.asarray([call["off_value"], call["on_value"]], dtype=np.float32))
     depth, index = g.number(call["depth"], "int64"), g.cast(indices, "int64")
+    index = index if indices.ndim else g.Reshape(index, [1])  # OneHot needs an axis
     # In mx.nd, negative indices select nothing. ONNX counts them from the end, so replace them by
     # `depth`, which is out of range.
     index = g.Where(g.Less(index, g.number(0, "int64")), depth, index)
     found = g.OneHot(index, depth, g.cast(values, "float32", "float32"), axis=-1)
+    found = found if indices.ndim else g.Reshape(found, [call["depth"]])
     return g.cast(found, call.dtype, "float32")
 
 

@@ -133,7 +133,7 @@ def matmul_back(node):
     if left == right and node.shape(0)[:-2] == node.shape(1)[:-2]:
         return sym.linalg.gemm2(x, y, name=node.name)
     if left < 2:
-        return node.refuse("a vector times a stack of matrices is not supported")
+        return sym.dot(sym.swapaxes(y, dim1=right - 2, dim2=right - 1), x, name=node.name)
     return _with_broadcast(node, x, y)
 
 

@@ -23,10 +23,12 @@ def reduced(g, call, x, onnx, axes, keepdims, shape=None, source=None):
     whole = axes is None and not keepdims
     axes = list(range(x.ndim)) if axes is None else axes
     keep = int(keepdims)
+    if not axes and x.ndim:
+        return source or x
     if onnx == "ReduceSum":  # in opset 17, only this reduction has the axes as an input
         found = g.ReduceSum(source or x, axes, keepdims=keep)
     else:
-        found = g.emit(onnx, source or x, axes=axes, keepdims=keep)
+        found = g.emit(onnx, source or x, axes=axes or None, keepdims=keep)
     return g.Reshape(found, [1]) if whole or (len(axes) == x.ndim and not keep) else found
 
 
@@ -78,7 +80,10 @@ def norm(g, call, x):
     axes = None if axes is None or axes == () else [axes] if isinstance(axes, int) else list(axes)
     axes = axes and [axis + x.ndim * (axis < 0) for axis in axes]
     kind = "ReduceL1" if call["ord"] == 1 else "ReduceL2"
-    return g.cast(reduced(g, call, x, kind, axes, call["keepdims"]), call.dtype, x.dtype)
+    wide = call.dtype if "float" in call.dtype else "float32"
+    source = g.cast(x, wide)
+    found = reduced(g, call, x, kind, axes, call["keepdims"], source=source)
+    return g.cast(found, call.dtype, wide)
 
 
 @exports("moments", "ReduceMean")

@@ -141,6 +141,7 @@ np.zeros_like(m), np.ones_like(i), np.full_like(x, 3), x
 np.eye(4) + x, np.arange(4) + x, np.linspace(0, 1, 4) + x
 np.clip(np.abs(i).astype("uint8"), -1, 100), np.abs(i).astype("uint8") % -1
 np.abs(i).astype("uint8") // -2, np.maximum(np.abs(i).astype("uint8"), -1)
+-np.abs(i).astype("uint8"), npx.norm(np.abs(i).astype("uint8")), i // 0, m // m[:, :1]
 i.astype("int8") + 1, i.astype("int8") * 100, i.astype("int8") > 0, i.astype("int8") @ i.T[:, :1]
 """
 DRAW = onp.random.default_rng(0)
@@ -259,3 +260,39 @@ def test_unread_argument_is_no_onnx_input(tmp_path):
     mx.onnx.export_model(block, None, [(2,), (3,)], ["float32", "int32"], path)
     (result,) = run(path, [onp.array([1, 2, 3], "int32")])
     assert result.tolist() == [2, 3, 4]
+
+
+# Functions of z, an array without axes, and of x and k, an index without axes
+WITHOUT_AXES = {
+    "take": lambda x, k: np.take(x, k, axis=0, mode="clip"),
+    "sum of take": lambda x, k: np.take(x, k * 1, axis=0, mode="clip").sum(axis=0),
+    "take of a maximum": lambda x, k: np.take(x[0], np.argmax(x[:, 0, 0]) * k, axis=1, mode="clip"),
+    "one_hot": lambda k: npx.one_hot(k, 4),
+    "sum of one_hot": lambda k: npx.one_hot(k, 4).sum(axis=0),
+    "embedding": lambda x, k: npx.embedding(k, x[0], 4, 4).sum(axis=0),
+    "reductions": lambda z: (z.mean(), z.sum(), z.max(), z.min(), z.prod(), z.std()),
+    "tests": lambda z: (z.all(), z.any(), z > 0, np.isnan(z), np.argmax(z)),
+    "shapes": lambda z: (z.reshape(1, 1), z[None], np.broadcast_to(z, (2, 3)), z.T),
+    "element": lambda x, z: x[0, 0, 0] * z + x,
+    "stack": lambda x: np.stack([x[0, 0, 1], x[1, 1, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_AXES)
+def test_arrays_without_axes_compute_the_same_in_onnx_files(name, tmp_path):
+    function = WITHOUT_AXES[name]
+    values = {"x": VALUES["x"], "k": onp.array(1, "int64"), "z": onp.array(2.5, "float32")}
+    arrays = [values[key] for key in function.__code__.co_varnames]
+    path = check(Calling(function), arrays, tmp_path)
+    expected = listed(function(*[np.array(array, dtype=array.dtype) for array in arrays]))
+    inputs = [nd.array(array, dtype=array.dtype) for array in arrays]
+    found = listed(mx.onnx.import_to_gluon(path)(*inputs))
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape or (one.shape, other.shape) == ((1,), ())
+        onp.testing.assert_allclose(one.reshape(other.shape), other, 1e-5)
+
+
+def test_empty_arrays_are_refused_with_their_shape(tmp_path):
+    block = Calling(lambda x: np.concatenate([x[:0], x]))
+    with pytest.raises(mx.MXNetError, match=r"has no elements \(shape \(0, 2\)\)"):
+        mx.onnx.export_model(block, None, [(3, 2)], onnx_file_path=str(tmp_path / "net.onnx"))
