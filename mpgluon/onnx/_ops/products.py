@@ -61,6 +61,9 @@ def dot(g, call, x, y):
         return g.MatMul(_turned(g, x, turn_x), _turned(g, y, turn_y))
     if not x.ndim or not y.ndim:
         return g.Mul(x, y)
+    if y.ndim <= 2 and not turn_x and not turn_y:
+        found = g.MatMul(x, y)
+        return found if x.ndim > 1 or y.ndim > 1 else g.Reshape(found, [1])
     last = y.ndim - 2
     if last > 0 and call.node.call.numpy:  # NumPy sums over this axis of y
         y = g.Transpose(y, perm=[last, *range(last), last + 1])

@@ -144,12 +144,18 @@ np.abs(i).astype("uint8") // -2, np.maximum(np.abs(i).astype("uint8"), -1)
 -np.abs(i).astype("uint8"), npx.norm(np.abs(i).astype("uint8")), i // 0, m // m[:, :1]
 i.astype("int8") + 1, i.astype("int8") * 100, i.astype("int8") > 0, i.astype("int8") @ i.T[:, :1]
 """
-DRAW = onp.random.default_rng(0)
-VALUES = {
-    "x": DRAW.uniform(-1, 1, (3, 4, 4)).astype("float32"),
-    "i": DRAW.integers(-5, 6, (3, 4)).astype("int32"),
-}
-VALUES["m"] = VALUES["i"] > 0
+# Beginnings of expressions that fix the first size: constants of this size, or numbers that depend
+# on it
+FIXED = ("np.broadcast_to(x", "np.concatenate([m", "x.std", "np.median", "npx.index_")
+
+
+def values(rows):
+    draw = onp.random.default_rng(rows)
+    i = draw.integers(-5, 6, (rows, 4)).astype("int32")
+    return {"x": draw.uniform(-1, 1, (rows, 4, 4)).astype("float32"), "i": i, "m": i > 0}
+
+
+VALUES = values(3)
 
 
 class Calling(gluon.HybridBlock):
@@ -179,11 +185,31 @@ def check(block, arrays, folder, **options):
     return path
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS.strip().split("\n"))
-def test_expressions_compute_the_same_in_onnx_files(expression, tmp_path):
+def block_of(expression):
+    """Returns an expression as a block, and the names of its arrays."""
     names = list(dict.fromkeys(re.findall(r"\b[xim]\b", expression)))
     function = eval(f"lambda {', '.join(names)}: ({expression})", {"np": np, "npx": npx})
-    check(Calling(function), [VALUES[name] for name in names], tmp_path)
+    return Calling(function), names
+
+
+LINES = EXPRESSIONS.strip().split("\n")
+
+
+@pytest.mark.parametrize("expression", LINES)
+def test_expressions_compute_the_same_in_onnx_files(expression, tmp_path):
+    block, names = block_of(expression)
+    check(block, [VALUES[name] for name in names], tmp_path)
+
+
+@pytest.mark.parametrize("expression", [line for line in LINES if not line.startswith(FIXED)])
+def test_expressions_compute_the_same_for_other_numbers_of_rows(expression, tmp_path):
+    block, names = block_of(expression)
+    sizes = [("rows", *VALUES[name].shape[1:]) for name in names]
+    arrays = [VALUES[name] for name in names]
+    path = check(block, arrays, tmp_path, dynamic=True, dynamic_input_shapes=sizes)
+    arrays = [values(5)[name] for name in names]
+    expected = listed(block(*[np.array(array, dtype=array.dtype) for array in arrays]))
+    assert error(run(path, arrays), expected) < 1e-5
 
 
 class Attention(nn.HybridBlock):
