@@ -272,13 +272,14 @@ def _cross_entropy(params, sources, numpy):
 
 
 def _filled(params, sources, numpy):
-    node = _node(_Row("zeros_like", numpy), {}, sources)
+    number = params.get("fill_value", "0")
+    ones = float(number) == 1  # without an addition, which would change the dtype of bools
+    node = _node(_Row("ones_like" if ones else "zeros_like", numpy), {}, sources)
     if params.get("dtype", "None") != "None":
         node = _node(_Row("Cast", numpy), {"dtype": params["dtype"]}, [(node, 0)])
-    number = params.get("fill_value", "0")
     return (
         _node(_Row("_plus_scalar", numpy), {"scalar": number}, [(node, 0)])
-        if float(number)
+        if float(number) and not ones
         else node
     )
 

@@ -5,6 +5,7 @@ import re
 
 import numpy as onp
 import pytest
+from test_exported_functions import functions
 
 import mpgluon as mx
 from mpgluon import gluon, nd, np, npx
@@ -322,3 +323,42 @@ def test_empty_arrays_are_refused_with_their_shape(tmp_path):
     block = Calling(lambda x: np.concatenate([x[:0], x]))
     with pytest.raises(mx.MXNetError, match=r"has no elements \(shape \(0, 2\)\)"):
         mx.onnx.export_model(block, None, [(3, 2)], onnx_file_path=str(tmp_path / "net.onnx"))
+
+
+# Functions that cannot be converted, and those of them that can be for bools
+LINALG = "cond eig eigh eigvals eigvalsh inv matrix_rank pinv qr slogdet solve svd"
+REFUSED = {
+    *["np.linalg." + name for name in LINALG.split()],
+    *["npx." + name for name in "digamma erfinv gamma gammaln".split()],
+    *["np." + name for name in "bitwise_and bitwise_or bitwise_xor bitwise_not invert lcm".split()],
+}
+OF_BOOLS = {"np.invert", *[f"np.bitwise_{name}" for name in "and or xor not".split()]}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8", "bool"])
+def test_functions_of_matrices_compute_the_same_in_onnx_files(dtype, count, tmp_path):
+    tested = 0
+    for name, function in functions():
+        draws = [onp.random.default_rng(seed) for seed in range(count)]
+        arrays = [draw.uniform(0.1, 0.9, (3, 3)).astype("float32") for draw in draws]
+        if dtype != "float32":
+            arrays = [draw.integers(0 if dtype == "bool" else 1, 5, (3, 3)) for draw in draws]
+            arrays = [array.astype(dtype) for array in arrays]
+        block, inputs = Calling(function), [np.array(array, dtype=dtype) for array in arrays]
+        try:
+            listed(function(*inputs))
+            block.hybridize()
+            block(*inputs)
+        except Exception:  # the function needs other arguments, or cannot be hybridized
+            continue
+        if name in (REFUSED - OF_BOOLS if dtype == "bool" else REFUSED):
+            with pytest.raises(mx.MXNetError, match="cannot be converted|written|bits of bools"):
+                check(block, arrays, tmp_path)
+            continue
+        try:
+            check(block, arrays, tmp_path)
+        except (AssertionError, mx.MXNetError) as failure:
+            raise AssertionError(f"{name}: {failure}") from failure
+        tested += 1
+    assert tested > 40
