@@ -455,3 +455,15 @@ def test_invalid_export_arguments_are_refused(tmp_path):
 def test_get_operator_support_lists_ops_per_opset():
     assert "Convolution" in mx.onnx.get_operator_support(17)
     assert mx.onnx.get_operator_support(11) == []
+
+
+class Anchors(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        sizes = ([0.2], [0.3])
+        anchors = [F.contrib.MultiBoxPrior(x, sizes=size) for size in sizes]
+        return F.concat(*anchors, dim=1), x * 2
+
+
+def test_result_of_constants_is_exported(tmp_path):
+    """The anchors of a detector with two scales are folded to one constant."""
+    check(Anchors(), tmp_path / "net.onnx", arrays_of([(1, 3, 4, 4)]))
