@@ -353,9 +353,11 @@ GLUON = {
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
     "metric": "mx.metric",
+    "probability": "np.random, whose draws have gradients by their parameters",
 }
 
 FUNCTIONS = {
+    "amp": "mx.contrib.amp",
     **{
         name: ARRAY[name]
         for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute "

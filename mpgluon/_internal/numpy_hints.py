@@ -61,6 +61,33 @@ _NAMES = {
     for name in names.split()
 }
 _NAMES |= {f"np.{kind}": kind for kind in ("float", "int", "str")}
+_NAMES |= {
+    "np.asnumpy": "x.asnumpy()",
+    "np.c_": "np.column_stack",
+    "np.int_": "np.int64",
+    "np.linalg.LinAlgError": "mx.MXNetError, which is raised when the result is read",
+    "np.linalg.solve_triangular": "mx.nd.linalg.trsm, which accepts arrays of mx.np",
+    "np.ma": "np.where and arrays of bools",
+    "np.matrix": "np.array",
+    "np.mgrid": "np.indices, or np.meshgrid(*vectors, indexing='ij')",
+    "np.ogrid": "np.ix_, or np.arange(n)[:, None]",
+    "np.r_": "np.concatenate",
+    "np.random.normal_n": "npx.random.normal_n",
+    "np.random.uniform_n": "npx.random.uniform_n",
+    "np.s_": "slice",
+    "np.vectorize": "functions of arrays, or numpy.vectorize, which computes on copies",
+}
+# NumPy's other names of functions and dtypes.
+_NAMES |= {
+    f"np.{name}": f"np.{known}"
+    for pair in (
+        "concat=concatenate permute_dims=transpose acos=arccos acosh=arccosh asin=arcsin "
+        "asinh=arcsinh atan=arctan atan2=arctan2 atanh=arctanh pow=power bitwise_invert=invert "
+        "single=float32 double=float64 half=float16 intp=int64 intc=int32 byte=int8 ubyte=uint8 "
+        "long=int64 longlong=int64 int16=int32 uint16=int32 uint32=int64 uint64=int64"
+    ).split()
+    for name, known in [pair.split("=")]
+}
 
 # Functions of NumPy that take no arrays or only describe them.
 _WITHOUT_ARRAYS = set(
@@ -95,6 +122,15 @@ def list_names(module: str, create: Callable[[str], object] | None = None) -> No
     names["__getattr__"], names["__dir__"] = missing, listed
 
 
+def _public(module):
+    """Returns the public functions and ops of a module by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and not isinstance(value, type)
+    }
+
+
 def of_numpy(module: str, name: str) -> AttributeError:
     """Returns the error for an unknown name of mx.np, mx.npx or one of their modules.
 
@@ -110,4 +146,9 @@ def of_numpy(module: str, name: str) -> AttributeError:
             ways[name] = f"{inner}.{name}"
         elif callable(function) and not isinstance(function, type):
             ways[name] = f"{inner}.{name}, which computes on copies of the values"
+    if not ways[name] and inner == "numpy_extension":
+        for space in ("ndarray", "ndarray.contrib"):
+            if name in _public(sys.modules.get(f"mpgluon.{space}")):
+                path = f"mx.{space.replace('ndarray', 'nd')}.{name}"
+                ways[name] = f"{path}, which accepts arrays of mx.np"
     return of_module(module, name, ways)

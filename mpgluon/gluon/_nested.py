@@ -37,8 +37,9 @@ def flatten(value, flat, what):
         return (dict, *value, flatten(list(value.values()), flat, what))
     if isinstance(value, _STATIC):
         return (type(value), value) if value is not None else None
+    kind = "arrays of mx.np (np" if _core.is_np_array() else "NDArrays (nd"
     raise ValueError(
-        f"{what} of a hybridized block must be NDArrays (nd.array converts numbers), or nested "
+        f"{what} of a hybridized block must be {kind}.array converts numbers), or nested "
         f"lists, tuples or dicts of them, but got {type(value).__name__}: {repr(value)[:60]}"
     )
 
