@@ -144,10 +144,20 @@ def _weights_along(weights, axis, shape):
 
 
 # --- Deviations -----------------------------------------------------------------------------------
+def _precise(x):
+    """Converts integers to floats in which they are exact (below 2**53), because a deviation can be
+    far smaller than the values."""
+    wide = _core.dtype_name(x.dtype) in ("int32", "int64")
+    return x.astype("float64") if wide else real_of(x)
+
+
 def _variance(a, axis, dtype, ddof, keepdims):
     """Returns variances, of float32 at least, and the dtype of the result."""
-    x, axes = real_of(a if dtype is None else a.astype(dtype)), axes_of(axis, a.ndim)
-    made = x.dtype if dtype is None else dtype
+    axes = axes_of(axis, a.ndim)
+    if dtype is None:
+        x, made = _precise(a), a.dtype if is_float(a) else "float32"
+    else:
+        x, made = real_of(a.astype(dtype)), dtype
     if _core.dtype_name(x.dtype) in ("float16", "bfloat16"):
         x = x.astype("float32")
     centered = x - _reduced(_mean, x, axes, keepdims=True)
@@ -292,9 +302,14 @@ def cov(
             check("cov", **{name: values})
             if values.ndim > 2:
                 raise MXNetValueError(f"cov: {name} must have at most 2 dimensions")
-            x = real_of(values) if dtype is None else values.astype(dtype)
-            x = atleast_2d(x)
+            x = atleast_2d(_precise(values) if dtype is None else values.astype(dtype))
             rows.append(x if rowvar or (values.ndim < 2) else transposed(x, (1, 0)))
+    made = rows[0].dtype
+    if dtype is None:
+        floats = [v.dtype for v in (m, y) if v is not None and is_float(v)]
+        made = floats[0] if floats else "float32"
+    if any(row.dtype == "float64" for row in rows):
+        rows = [row.astype("float64", copy=False) for row in rows]
     x = rows[0] if y is None else joined(rows, 0)
     less = (0 if bias else 1) if ddof is None else ddof
     for name, values in (("fweights", fweights), ("aweights", aweights)):
@@ -317,7 +332,7 @@ def cov(
     else:
         count = max(x.shape[1] - less, 0)
         centered = weighted = x - _mean(x, axis=1, keepdims=True)
-    result = _dot(weighted, centered, transpose_b=True) / count
+    result = (_dot(weighted, centered, transpose_b=True) / count).astype(made, copy=False)
     return shaped(result, ()) if result.shape == (1, 1) else result
 
 

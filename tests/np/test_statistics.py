@@ -287,3 +287,16 @@ def test_bincount_matches_numpy(minlength):
 def test_statistics_refuse_other_arrays():
     with pytest.raises(TypeError, match=r"var: a must be an array of mx.np, not NDArray"):
         mnp.var(mx.nd.ones(3))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_deviations_of_large_integers_are_exact(dtype):
+    values = np.array([10**9, 10**9 + 2, 10**9 + 4], dtype)
+    x = mx.np.array(values)
+    for name in ("std", "var", "cov"):
+        result = getattr(mx.np, name)(x)
+        assert result.dtype == "float32"
+        np.testing.assert_allclose(result.asnumpy(), getattr(np, name)(values), 1e-6)
+    both = mx.np.cov(x, mx.np.array([1.0, 2, 4]))
+    assert both.dtype == "float32"
+    np.testing.assert_allclose(both.asnumpy(), np.cov(values, [1.0, 2, 4]), 1e-6)
