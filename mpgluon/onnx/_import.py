@@ -20,6 +20,9 @@ from ._package import DOMAINS, OPSET, ONNXError, dtype_of, onnx_package
 from ._source import WAYS, Open, Shapes, Source, told_shape, told_sizes
 from ._table import IMPORTS
 
+# The operators whose input gives the shape of their result -> that input
+_SHAPE_INPUTS = {"Reshape": 1}
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -367,7 +370,8 @@ class _Graph:
         """True if the results of a node have no axes."""
         if source.op in ELEMENTWISE:
             return all(self._has_no_axes(name) for name in source.inputs if name)
-        target = source.value(1) if source.op == "Reshape" else None
+        place = _SHAPE_INPUTS.get(source.op)
+        target = None if place is None else source.value(place)
         return isinstance(target, np.ndarray) and target.size == 0
 
     def _has_no_axes(self, name):

@@ -1,4 +1,4 @@
-"""Operators of mx.np treat a number of Python, a number of NumPy and an array of NumPy alike, on both
+"""Operators of mx.np treat numbers of Python, numbers of NumPy and arrays of NumPy alike, on both
 sides of the operator."""
 
 import operator
