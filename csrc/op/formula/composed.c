@@ -79,7 +79,8 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
 mpg_status mpg_infer_composed(mpg_infer *infer) {
   enum { FEW = 16 };
   bool typed = true;
-  mpg_dtype some = MPG_FLOAT32; /* used for inputs of unknown dtype */
+  /* Used for inputs of unknown dtype. An op that rejects float32 computes with integers. */
+  mpg_dtype some = infer->op->dtypes >> MPG_FLOAT32 & 1 ? MPG_FLOAT32 : MPG_INT32;
   for (int i = 0; i < infer->num_inputs; i++) {
     if (!mpg_shape_known(&infer->inputs[i].shape)) return MPG_OK;
     if (infer->inputs[i].dtype != MPG_DTYPE_NONE)

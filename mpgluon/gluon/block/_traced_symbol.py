@@ -95,6 +95,11 @@ _PUBLIC = {
     "_head_attention": "_contrib_attention",
     "_dropout_head_attention": "_contrib_attention",
 }
+# Ops that only mx.np has -> their names in files. Composed ops contain their counterparts in mx.nd.
+_NUMPY_ONLY = {
+    f"_{name}": f"_npi_{name}"
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_xor_scalar")
+}
 # The reshape to given sizes, and a size of 0 in its parameter, which Reshape copies from the input.
 _EXACT, _EMPTY = "_reshape_exact", re.compile(r"\b0\b")
 # Parameters of internal ops that the public ops derive from their inputs.
@@ -119,6 +124,8 @@ def _public(traced, path):
     for name, params, *rest in traced.ops:
         row, numpy = (None, False) if name is None else _core.row_of(name)
         public = _PUBLIC.get(row, row)
+        if public is row and row in _NUMPY_ONLY:  # a part of a composed op
+            name, numpy = _NUMPY_ONLY[row], True
         if public is row and row not in _COMPOSED and (row is None or is_internal(name)):
             raise _core.NotSupportedError(
                 f"{path}: {name or 'a compiled call'} cannot be written as a symbol"

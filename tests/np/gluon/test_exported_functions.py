@@ -277,3 +277,15 @@ def test_blocks_traced_with_empty_arrays_compute_the_same_or_name_the_axis(tmp_p
             assert "_must_be_0" in str(error)
         else:
             onp.testing.assert_array_equal(found, block(x).asnumpy())
+
+
+@pytest.mark.parametrize("reads_shape", [False, True])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
+def test_inverted_bits_are_exported(tmp_path, dtype, reads_shape):
+    block = Calling(lambda x: ~x.reshape(x.shape) if reads_shape else ~x)
+    block.hybridize()
+    x = np.array([0, 1, 1], dtype=dtype)
+    block(x)
+    loaded = gluon.SymbolBlock.imports(block.export(str(tmp_path / "net"))[0], "data")
+    assert loaded(x).dtype == x.dtype
+    onp.testing.assert_array_equal(loaded(x).asnumpy(), (~x).asnumpy())
