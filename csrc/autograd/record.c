@@ -279,12 +279,15 @@ static __attribute__((noinline)) mpg_status call_numpy(const mpg_op *op, const v
   op = op->numpy;
   mpg_trace *trace = NULL;
   if (__builtin_expect(traced, 0)) trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
+  mpg_scalar_params number;
   if (op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES) && num_inputs > 0) {
     mpg_dtype first = mpg_array_desc(inputs[0])->dtype,
               last = mpg_array_desc(inputs[num_inputs - 1])->dtype;
     if (first != last || !mpg_dtype_is_float(first)) {
-      mpg_dtype dtype = mpg_promotion_target(op, first, last);
-      op = mpg_op_get(mpg_promoted_op(op, dtype))->numpy;
+      mpg_dtype dtype = mpg_promotion_target(op, params, first, last);
+      mpg_op_id id = mpg_promoted_op(op, dtype);
+      if (mpg_exact_comparison(op, params, dtype, &id, &number)) params = &number;
+      op = mpg_op_get(id)->numpy;
       if (dtype != first || dtype != last)
         return call_promoted(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                              separate, dtype);

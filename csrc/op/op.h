@@ -287,7 +287,8 @@ typedef uint64_t mpg_op_flags;
  * their order, and each runs once per call, on a device's worker. */
 #define MPG_OP_RENDEZVOUS (UINT64_C(1) << 31)
 /* The traits from here on concern the NumPy descriptor only (mpg_op_is_numpy).
- * Arrays of different dtypes are cast to a common one (op/precision/promotion.h). */
+ * Arrays of different dtypes are cast to a common one, and bools next to a number
+ * (op/precision/promotion.h). */
 #define MPG_OP_PROMOTES (UINT64_C(1) << 32)
 /* Integers and bools are cast to float32. */
 #define MPG_OP_DIVIDES (UINT64_C(1) << 33)

@@ -474,7 +474,8 @@ static __attribute__((noinline)) mpg_status infer_numpy(mpg_infer *infer) {
   mpg_dtype given[MOST], dtype = MPG_DTYPE_NONE;
   int count = mpg_op_promotes(op) ? infer->num_inputs : 0;
   MPG_ASSERT(count <= MOST);
-  if (count > 0) dtype = mpg_promotion_target(op, inputs[0].dtype, inputs[count - 1].dtype);
+  if (count > 0)
+    dtype = mpg_promotion_target(op, infer->params, inputs[0].dtype, inputs[count - 1].dtype);
   if (dtype == MPG_DTYPE_NONE) count = 0;
   for (int i = 0; i < count; i++) {
     given[i] = inputs[i].dtype;

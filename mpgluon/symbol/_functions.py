@@ -249,3 +249,13 @@ def node_of(
 
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.generic))
+
+
+def texts_of_number(op: str, value: Any) -> dict[str, str]:
+    """Returns the parameters of an op that takes a number. MXNet reads numbers only, no True or
+    False. `is_int` matters for arrays of bool, which become integers or floats."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.item()
+    real = isinstance(value, float)
+    params = {"scalar": str(value if real else int(value))}
+    return {**params, "is_int": "False"} if real and _core.row_of(op)[1] else params

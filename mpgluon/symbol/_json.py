@@ -349,7 +349,6 @@ def _op_node(op, name, attrs, inputs, form):
         node = _numpy_node(op, name, attrs, inputs)
         if node is not None:
             return node
-        attrs = {key: text for key, text in attrs.items() if key != "is_int"}
     try:
         described = _core.get_op(op).describe()
     except MemoryError:
@@ -362,6 +361,8 @@ def _op_node(op, name, attrs, inputs, form):
             "cannot contain"
         )
     known = {param["name"] for param in described["params"]}
+    if numpy and "is_int" not in known:
+        attrs = {key: text for key, text in attrs.items() if key != "is_int"}
     moved = _upgrade(op, attrs, version, known)
     unknown = [key for key in attrs if key not in known and not key.startswith("__")]
     if known and unknown:  # as in MXNet, ops without parameters keep any attribute

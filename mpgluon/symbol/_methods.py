@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from .. import _core
 from ..base import NotImplementedForSymbol
-from ._functions import Function, is_number, node_of
+from ._functions import Function, is_number, node_of, texts_of_number
 
 
 def function(op, name=None):
@@ -18,6 +16,10 @@ class SymbolMethods:
     """Base of `Symbol` with the operators, and the methods that are functions of ``mx.sym``."""
 
     __slots__ = ()
+
+    def _with_number(self, op, hint, number):
+        """Applies the op of an operator with a number."""
+        return node_of(op, hint, [self], texts_of_number(op, number))
 
 
 NO_VALUE = ("wait_to_read", "asnumpy", "asscalar", "copy", "detach", "backward")
@@ -90,12 +92,7 @@ def add_operators(owner: type, operators: dict[str, tuple[str | None, ...]]) -> 
             if isinstance(other, SymbolMethods):
                 return node_of(op, hint, [self, other])
             if is_number(other):
-                return node_of(
-                    scalar,
-                    scalar_hint,
-                    [self],
-                    {"scalar": other.item() if isinstance(other, np.generic) else other},
-                )
+                return self._with_number(scalar, scalar_hint, other)
             raise TypeError(f"type {type(other)} not supported")
 
         return method
@@ -107,12 +104,7 @@ def add_operators(owner: type, operators: dict[str, tuple[str | None, ...]]) -> 
             if isinstance(other, _core.NDArray):
                 raise NotImplementedForSymbol(method, "operator", other)
             if is_number(other):
-                return node_of(
-                    op,
-                    hint,
-                    [self],
-                    {"scalar": other.item() if isinstance(other, np.generic) else other},
-                )
+                return self._with_number(op, hint, other)
             raise TypeError(f"type {type(other)} not supported")
 
         return method

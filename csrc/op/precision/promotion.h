@@ -2,7 +2,9 @@
  *
  * Kernels of arithmetic take operands of one dtype. An op with MPG_OP_PROMOTES, MPG_OP_DIVIDES
  * or MPG_OP_TOTALS is inferred as if its inputs had their common dtype, and the caller casts them
- * to it before the call. These functions are stateless and may be called from any thread. */
+ * to it before the call. An array and a number have the dtype of the array, but bools and an
+ * integer have int64, and bools and a float float32. Comparisons with a number are exact for any
+ * number. These functions are stateless and may be called from any thread. */
 #ifndef MPG_OP_PRECISION_PROMOTION_H
 #define MPG_OP_PRECISION_PROMOTION_H
 
@@ -16,9 +18,21 @@ mpg_dtype mpg_promoted_dtype(mpg_dtype a, mpg_dtype b);
 static inline bool mpg_op_promotes(const mpg_op *op) {
   return mpg_op_is_numpy(op) && op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES | MPG_OP_TOTALS);
 }
-/* Returns the dtype to which a promoting op casts its inputs, given the dtypes of its first and
- * last input, or MPG_DTYPE_NONE if one is unknown. */
-mpg_dtype mpg_promotion_target(const mpg_op *op, mpg_dtype first, mpg_dtype last);
+/* Returns the dtype to which a promoting op casts its inputs, given its parameters and the dtypes
+ * of its first and last input, or MPG_DTYPE_NONE if one is unknown. */
+mpg_dtype mpg_promotion_target(const mpg_op *op, const void *params, mpg_dtype first,
+                               mpg_dtype last);
+/* Smallest value of a dtype of integers or bools, and the integer after the largest one. */
+typedef struct mpg_integer_range {
+  double low, end;
+} mpg_integer_range;
+mpg_integer_range mpg_range_of_integers(mpg_dtype dtype);
+
+/* Rewrites the comparison of an array of integers or bools with a number that the dtype cannot
+ * hold. *id and *number become an equivalent comparison with a number that it can hold. Logical ops
+ * are treated alike. Returns false for other calls. */
+bool mpg_exact_comparison(const mpg_op *op, const void *params, mpg_dtype dtype, mpg_op_id *id,
+                          mpg_scalar_params *number);
 /* Returns the op that computes a promoting op for operands of `dtype`. A sum of bools is a logical
  * or, and a product a logical and. */
 mpg_op_id mpg_promoted_op(const mpg_op *op, mpg_dtype dtype);

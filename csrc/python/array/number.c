@@ -83,9 +83,6 @@ static PyObject *missing(const char *name) {
   return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
 }
 
-static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
-                                  mpg_array *out);
-
 /* Calls an op, which writes into `out` unless it is NULL. Returns a new reference to the result. */
 static inline PyObject *call_into(const mpg_op *op, const void *params, mpg_array *const *inputs,
                                   int num_inputs, mpg_array *out) {
@@ -94,27 +91,30 @@ static inline PyObject *call_into(const mpg_op *op, const void *params, mpg_arra
   return Py_NewRef((PyObject *)((char *)out - offsetof(mpg_py_array, array)));
 }
 
+/* Applies a scalar op to a bool array of mx.nd, which is cast to int64 first, as in MXNet. */
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, const void *params,
+                                  mpg_array *out) {
+  PyObject *numbers = mpg_py_cast(self, MPG_INT64), *result = NULL;
+  if (numbers != NULL) {
+    mpg_array *array = mpg_py_array_of(numbers);
+    result = call_into(op, params, &array, 1, out);
+  }
+  Py_XDECREF(numbers);
+  return result;
+}
+
 /* Applies a scalar op. `real` is true if the scalar is a float; it matters for bool arrays only. */
 static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
                                     mpg_array *out) {
-  if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL)
-    return bool_with_scalar(op, self, scalar, real, out);
   _Alignas(16) char params[MAX_SCALAR_PARAMS];
   memcpy(params, scalar_params.defaults, sizeof params);
   memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
   mpg_array *array = mpg_py_array_of(self);
+  if (array->tensor.desc.dtype == MPG_BOOL) {
+    if (!array->numpy) return bool_with_scalar(op, self, params, out);
+    ((mpg_scalar_params *)params)->is_int = !real;
+  }
   return call_into(op, params, &array, 1, out);
-}
-
-/* Applies a scalar op to a bool array, which is cast to int64 first, as in MXNet. An array of mx.np
- * is cast to float32 if the scalar is a float. */
-static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, bool real,
-                                  mpg_array *out) {
-  bool numpy = mpg_py_array_of(self)->numpy;
-  PyObject *numbers = mpg_py_cast(self, real && numpy ? MPG_FLOAT32 : MPG_INT64);
-  PyObject *result = numbers ? with_scalar(op, numbers, scalar, real, out) : NULL;
-  Py_XDECREF(numbers);
-  return result;
 }
 
 static bool is_comparison(mpg_py_binary kind) { return kind >= MPG_PY_EQ && kind <= MPG_PY_LE; }
@@ -146,64 +146,33 @@ static PyObject *unsupported(mpg_py_binary kind, PyObject *self, PyObject *other
                       Py_TYPE(other)->tp_name, numpy ? "np" : "nd");
 }
 
-/* Smallest value of an integer dtype or of bool, and the integer after the largest one. */
-typedef struct integer_range {
-  double low, end;
-} integer_range;
-static integer_range range_of(mpg_dtype dtype) {
-  if (dtype == MPG_BOOL) return (integer_range){0, 2};
-  int bits = 8 * (int)mpg_dtype_size(dtype);
-  if (dtype == MPG_UINT8) return (integer_range){0, ldexp(1, bits)};
-  return (integer_range){-ldexp(1, bits - 1), ldexp(1, bits - 1)};
-}
-
 static bool is_real(PyObject *number) {
   if (PyArray_Check(number)) return PyArray_ISFLOAT((PyArrayObject *)number);
   return !mpg_py_is_integer(number) && !PyArray_IsScalar(number, Bool);
 }
 
-/* True if a comparison with the number, converted to a double and to the array's dtype, can differ
- * from the comparison with the exact number. Arrays of mx.nd convert it, as in MXNet. */
-static bool needs_exact_comparison(const mpg_array *array, PyObject *number, double scalar) {
-  mpg_dtype dtype = array->tensor.desc.dtype;
-  if (!array->numpy || mpg_dtype_is_float(dtype)) return false;
-  integer_range range = range_of(dtype);
-  return !(scalar >= range.low && scalar < range.end) ||
-         (!(scalar > -0x1p53 && scalar < 0x1p53) && mpg_py_is_integer(number));
-}
-
-/* Compares an array of integers or bools with a number that its dtype or a double cannot hold. */
+/* Compares an array of int64 with an integer that a double rounds. */
 static PyObject *compare_exactly(mpg_py_binary kind, PyObject *self, PyObject *number,
-                                 double scalar, bool reflected, mpg_array *out) {
-  static const mpg_py_binary mirrored[] = {[MPG_PY_EQ] = MPG_PY_EQ, [MPG_PY_NE] = MPG_PY_NE,
-                                           [MPG_PY_GT] = MPG_PY_LT, [MPG_PY_GE] = MPG_PY_LE,
-                                           [MPG_PY_LT] = MPG_PY_GT, [MPG_PY_LE] = MPG_PY_GE};
-  if (reflected) kind = mirrored[kind];
-  integer_range range = range_of(mpg_py_array_of(self)->tensor.desc.dtype);
+                                 bool reflected, mpg_array *out) {
+  PyObject *integer = PyNumber_Index(number);
+  if (integer == NULL) return NULL;
   int overflow = 0;
-  if (range.end == 0x1p63 && scalar >= range.low && scalar <= range.end &&
-      mpg_py_is_integer(number)) {
-    /* Only int64 has integers that a double rounds. */
-    PyObject *integer = PyNumber_Index(number);
-    if (integer == NULL) return NULL;
-    (void)PyLong_AsLongLongAndOverflow(integer, &overflow);
-    PyObject *operand = overflow ? NULL
-                                 : mpg_py_operand(integer, mpg_py_array_of(self), MPG_PY_PROMOTES,
-                                                  names[kind].array);
+  (void)PyLong_AsLongLongAndOverflow(integer, &overflow);
+  if (overflow != 0) {
+    const mpg_py_operator *operator = &mpg_py->binary[kind];
     Py_DECREF(integer);
-    if (operand != NULL) {
-      mpg_array *inputs[2] = {mpg_py_array_of(self), mpg_py_array_of(operand)};
-      PyObject *result = call_into(mpg_py->binary[kind].array, NULL, inputs, 2, out);
-      Py_DECREF(operand);
-      return result;
-    }
-    if (PyErr_Occurred()) return NULL;
+    return with_scalar(reflected ? operator->reflected : operator->scalar, self,
+                       overflow < 0 ? -0x1p64 : 0x1p64, false, out);
   }
-  bool truth = kind == MPG_PY_NE;
-  if (overflow < 0 || scalar < range.low) truth |= kind == MPG_PY_GT || kind == MPG_PY_GE;
-  if (overflow > 0 || scalar >= range.end) truth |= kind == MPG_PY_LT || kind == MPG_PY_LE;
-  const mpg_op *op = mpg_py->binary[truth ? MPG_PY_GE : MPG_PY_LT].scalar;
-  return with_scalar(op, self, range.low, false, out);
+  PyObject *operand =
+      mpg_py_operand(integer, mpg_py_array_of(self), MPG_PY_PROMOTES, names[kind].array);
+  Py_DECREF(integer);
+  if (operand == NULL) return NULL;
+  mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(operand);
+  mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};
+  PyObject *result = call_into(mpg_py->binary[kind].array, NULL, inputs, 2, out);
+  Py_DECREF(operand);
+  return result;
 }
 
 static bool is_bitwise(mpg_py_binary kind) {
@@ -214,7 +183,7 @@ static bool is_bitwise(mpg_py_binary kind) {
 static bool is_small_integer(PyObject *self, PyObject *number) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
   if (!PyLong_CheckExact(number) || !mpg_dtype_is_integer(dtype)) return false;
-  integer_range range = range_of(dtype);
+  mpg_integer_range range = mpg_range_of_integers(dtype);
   int overflow = 0;
   long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
   return !overflow && value > -(1LL << 53) && value < 1LL << 53 && (double)value >= range.low &&
@@ -247,11 +216,13 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
     if (op == NULL) return missing(reflected ? names[kind].reflected : names[kind].scalar);
     double scalar;
     if (mpg_py_scalar(other, &scalar) < 0) return NULL;
-    if (is_comparison(kind) && needs_exact_comparison(mpg_py_array_of(self), other, scalar))
-      return compare_exactly(kind, self, other, scalar, reflected, out);
-    if (__builtin_expect(!(scalar > -0x1p53 && scalar < 0x1p53), 0) &&
-        check_integer(kind, self, other, scalar) < 0)
-      return NULL;
+    if (__builtin_expect(!(scalar > -0x1p53 && scalar < 0x1p53), 0)) {
+      const mpg_array *array = mpg_py_array_of(self);
+      if (is_comparison(kind) && array->numpy && array->tensor.desc.dtype == MPG_INT64 &&
+          mpg_py_is_rounded(other, scalar))
+        return compare_exactly(kind, self, other, reflected, out);
+      if (check_integer(kind, self, other, scalar) < 0) return NULL;
+    }
     bool real = mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL && is_real(other);
     return with_scalar(op, self, scalar, real, out);
   }
@@ -299,8 +270,7 @@ __attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind
     mpg_array *inputs[2] = {mpg_py_array_of(a), mpg_py_array_of(b)};
     return mpg_py_call(op, NULL, inputs, 2);
   }
-  if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL &&
-      (!is_comparison(kind) || mpg_dtype_is_float(mpg_py_array_of(a)->tensor.desc.dtype)))
+  if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL)
     return with_scalar(mpg_py->binary[kind].scalar, a, PyFloat_AS_DOUBLE(b), true, NULL);
   if (mpg_py_is_sparse(a) || mpg_py_is_sparse(b)) return with_sparse(kind, a, b);
   return first ? with_other(kind, a, b, false, NULL) : with_other(kind, b, a, true, NULL);

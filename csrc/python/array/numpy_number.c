@@ -65,6 +65,8 @@ static PyObject *bits_operand(PyObject **array, PyObject *other, const char *wha
     Py_SETREF(*array, mpg_py_cast(*array, MPG_INT64));
     if (*array == NULL) return NULL;
   }
+  if (PyFloat_Check(other))
+    return PyErr_Format(PyExc_TypeError, "%s expects integers or bools, not %S", what, other);
   PyObject *made = mpg_py_operand(other, mpg_py_array_of(*array), MPG_PY_ALIKE, what);
   if (made == NULL || mpg_py_is_array(other)) return made;
   mpg_dtype own = mpg_py_array_of(made)->tensor.desc.dtype;

@@ -279,6 +279,8 @@ def _cross_entropy(params, sources, numpy):
 
 
 def _filled(params, sources, numpy):
+    if numpy:  # also for bools, which have no sum with a number
+        return _numpy_filled(params, sources)
     number = params.get("fill_value", "0")
     ones = float(number) == 1  # without an addition, which would change the dtype of bools
     node = _node(_Row("ones_like" if ones else "zeros_like", numpy), {}, sources)
@@ -289,6 +291,17 @@ def _filled(params, sources, numpy):
         if float(number) and not ones
         else node
     )
+
+
+def _numpy_filled(params, sources):
+    from ...symbol.numpy._composition import Composition, Input
+
+    value = float(params.get("fill_value", "0"))
+    arguments = {"a": Input(0), "fill_value": int(value) if value.is_integer() else value}
+    if params.get("dtype", "None") != "None":
+        arguments["dtype"] = params["dtype"]
+    call = Composition("np.full_like", arguments, 1)
+    return _node(_Row("full_like", True), call.texts(), sources, call=call)
 
 
 def _gelu(params, sources, numpy):

@@ -37,6 +37,20 @@ if TYPE_CHECKING:
 _FUNCTION, _INPUTS = "__function__", "__inputs__"
 # Placeholders for unknown shapes while only dtypes are inferred.
 _SHAPES = ((2, 2), (2,), (2, 2, 2), ())
+# Ops that take a number -> functions, and the parameters that are the array and the number.
+_WITH_NUMBER = {
+    f"_npi_{name}_scalar": (f"np.{name}", ("x1", "x2"))
+    for name in (
+        "equal not_equal greater greater_equal less less_equal bitwise_and bitwise_or bitwise_xor "
+        "add subtract multiply true_divide mod power maximum minimum"
+    ).split()
+}
+_WITH_NUMBER.update(
+    {
+        f"_npi_r{name}_scalar": (f"np.{name}", ("x2", "x1"))
+        for name in ("subtract", "true_divide", "mod", "power")
+    }
+)
 _OPS_BY_DIMENSIONS = {BACKEND[path] for path in BY_DIMENSIONS}
 _NUMBERS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
@@ -264,9 +278,41 @@ class Composition(PythonCall):
         return results
 
 
+class WithInteger(Composition):
+    """A function of an array and an integer that a double rounds. Its files contain the op with a
+    number, which rounds the integer in MXNet."""
+
+    def __init__(self, op: str, number: int) -> None:
+        path, names = _WITH_NUMBER[op]
+        super().__init__(path, dict(zip(names, (Input(0), number))), 1)
+        self.name = op
+        self.number = number
+
+    def text(self, name: str) -> str:
+        return self.texts()[name]
+
+    def without(self, name: str) -> WithInteger:
+        """Returns the call itself, which has no optional arguments."""
+        return self
+
+    def texts(self) -> dict[str, str]:
+        return {"scalar": str(self.number)}
+
+
+def _rounded_integer(op, attrs):
+    """Returns the integer of an op with a number that a double rounds, or None. Longer integers are
+    beyond all dtypes, and remain so as doubles."""
+    text = attrs.get("scalar", "")
+    if op not in _WITH_NUMBER or not re.fullmatch(r"-?[0-9]{16,20}", text):
+        return None
+    return int(text) if int(float(text)) != int(text) else None
+
+
 def is_composition(op: str, attrs: dict[str, str]) -> bool:
     """True if a node of a file with these attributes is a `Composition`. Attributes that only the
     op here has, such as transpose_b of dot, select the op."""
+    if _rounded_integer(op, attrs) is not None:
+        return True
     if _FUNCTION in attrs or op not in _OPS_BY_DIMENSIONS:
         return _FUNCTION in attrs
     params = {param["name"] for param in _core.get_op(op).describe()["params"]}
@@ -275,6 +321,9 @@ def is_composition(op: str, attrs: dict[str, str]) -> bool:
 
 def from_file(op: str, name: str, attrs: dict[str, str], inputs: list[Any]) -> Node | None:
     """Creates the node of an op in a file, or returns None if no function has its name."""
+    number = _rounded_integer(op, attrs)
+    if number is not None:
+        return Node(name, attrs, WithInteger(op, number), tuple(inputs))
     path = attrs.get(_FUNCTION) or FUNCTIONS.get(op)
     if path is None:
         short = re.sub("^_(np|npi|npx)_", "", op)

@@ -7,15 +7,17 @@ import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import numpy as onp
+
 from ... import _core
 from ...attribute import AttrScope
 from ...name import NameManager
 from ...numpy import _fallback, _text
-from .._functions import Function, attributes, is_numpy, single, symbol_type
+from .._functions import Function, attributes, is_numpy, single, symbol_type, texts_of_number
 from .._graph import make
 from ..symbol import Symbol
 from ._arity import BY_DIMENSIONS
-from ._composition import compose, find
+from ._composition import compose, find, from_file, is_composition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,22 +25,28 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_BITWISE = {f"_npi_bitwise_{name}_scalar" for name in ("and", "or", "xor")}
+
+
 class NumberAsInput(TypeError):
     """Raised if the node of an op would have a number as an input."""
 
 
 def node_of_op(
-    op: str, inputs: Sequence[Symbol | None], params: dict[str, str], name: str | None
+    op: str, inputs: Sequence[Symbol | None], params: dict[str, Any], name: str | None
 ) -> Symbol:
     """Creates the node of an op of ``mx.np``; None is an omitted input. Functions of ``mx.np`` call
-    it for symbols."""
+    it for symbols. Parameters are texts, except a number `scalar`."""
     for value in inputs:
         if value is not None and not isinstance(value, Symbol):
             raise NumberAsInput(
                 f"{op}: expected symbols, got {type(value).__name__}; use mx.sym.np"
             )
     is_numpy(op, [symbol for symbol in inputs if symbol is not None], numpy=True)
-    variadic = _core.get_op(op).describe()["inputs"][-1]["variadic"]
+    described = _core.get_op(op).describe()["inputs"]
+    variadic = bool(described) and described[-1]["variadic"]
+    if not isinstance(params.get("scalar", ""), str):
+        return with_number(op, inputs[0], params["scalar"], name)
     call = _core.OpCall(op, {**params, "num_args": len(inputs)} if variadic else params)
     entries = [None if symbol is None else single(symbol, op) for symbol in inputs]
     given = {}
@@ -50,6 +58,23 @@ def node_of_op(
     name = NameManager.current().get(name, short)
     node = make(call, {**params, **attributes(None)}, name, entries, given)
     return _symbol(node)
+
+
+def with_number(op: str, symbol: Any, number: Any, name: str | None = None) -> Symbol:
+    """Creates the node of an op that takes a number."""
+    if isinstance(number, (onp.generic, onp.ndarray)):
+        number = number.item()
+    if op in _BITWISE and isinstance(number, float):
+        raise TypeError(f"{op}: expected an integer or a bool, got {number}")
+    if op in _BITWISE and isinstance(number, bool):  # bools remain bools
+        operand = compose("np.full_like", (symbol, int(number)), {})
+        return node_of_op(op.removesuffix("_scalar"), [symbol, operand], {}, name)
+    params = texts_of_number(op, number)
+    if is_composition(op, params):
+        name = NameManager.current().get(name, op.removeprefix("_npi_"))
+        entry = single(symbol, op)
+        return _symbol(from_file(op, name, {**params, **attributes(None)}, [entry]))
+    return node_of_op(op, [symbol], params, name)
 
 
 def _symbol(node):

@@ -9,7 +9,7 @@ import numpy as onp
 from ...base import NotImplementedForSymbol
 from .._methods import METHODS, add_operators
 from ..symbol import Symbol
-from ._function import SymbolFunction, node_of_op
+from ._function import SymbolFunction, node_of_op, with_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,9 @@ class _Symbol(Symbol):
         """Returns the value as a symbol of ``mx.sym``, for its functions."""
         return Symbol(self._entries)
 
+    def _with_number(self, op: str, hint: str, number: Any) -> Symbol:
+        return with_number(op, self, number)
+
     def as_np_ndarray(self) -> _Symbol:
         """Returns the symbol itself."""
         return self
@@ -63,7 +66,7 @@ class _Symbol(Symbol):
         raise NotImplementedForSymbol(self.__setitem__, "assignment to elements", key)
 
     def __neg__(self) -> _Symbol:
-        return _call("negative", self)
+        return with_number("_npi_multiply_scalar", self, -1)
 
     def __abs__(self) -> _Symbol:
         return _call("abs", self)
@@ -82,6 +85,14 @@ class _Symbol(Symbol):
 
     def __xor__(self, other: Any) -> _Symbol:
         return _call("bitwise_xor", self, other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __floordiv__(self, other: Any) -> _Symbol:
+        return _call("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> _Symbol:
+        return _call("floor_divide", other, self)
 
     __hash__ = Symbol.__hash__
 
