@@ -129,6 +129,8 @@ def det_back(node):
 def matmul_back(node):
     x, y = node.symbol(0), node.symbol(1)
     left, right = node.ndim(0), node.ndim(1)
+    if "float" not in node.dtype(0) and left > 1 and right > 1:
+        return _of_integers(node, x, y, max(left, right))
     if right <= 2:
         return sym.dot(x, y, name=node.name)
     if left == right == 3 and node.shape(0)[:1] == node.shape(1)[:1]:
@@ -138,6 +140,16 @@ def matmul_back(node):
     if left < 2:
         return sym.dot(sym.swapaxes(y, dim1=right - 2, dim2=right - 1), x, name=node.name)
     return _with_broadcast(node, x, y)
+
+
+def _of_integers(node, x, y, ndim):
+    """Multiplies matrices of integers, which `dot` does not support."""
+    for _ in range(ndim - node.ndim(0)):
+        x = sym.expand_dims(x, axis=0)
+    for _ in range(ndim - node.ndim(1)):
+        y = sym.expand_dims(y, axis=0)
+    pairs = sym.broadcast_mul(sym.expand_dims(x, axis=ndim), sym.expand_dims(y, axis=ndim - 2))
+    return sym.sum(pairs, axis=ndim - 1, name=node.name)
 
 
 def _with_broadcast(node, x, y):
