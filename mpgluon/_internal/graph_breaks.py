@@ -204,9 +204,10 @@ class Tracer(_core.Scope):
         by_rank = ranks.gather("the values after a graph break", live)
         self.trace.keep(sorted({int(value) for text in by_rank for value in text.split()}))
 
-    def host(self, name, run, inputs, outputs, bodies=()):
+    def host(self, name, run, inputs, outputs, bodies=(), stacked=(0, 0)):
         """Adds a host step whose result shapes are known. `outputs` has a ``(shape, dtype, ctx)``
-        for each result, see `describe`. Returns traced arrays for the results.
+        for each result, see `describe`. `stacked` counts the leading inputs and results that
+        have an axis of a loop's steps in front. Returns traced arrays for the results.
         """
         raise NotImplementedError(
             f"{name} runs outside of compiled programs and cannot be traced by "
@@ -267,7 +268,7 @@ class Body(Tracer):
         self.routine = self._join()
         self.nodes = sum(part.nodes for part in self._parts)
 
-    def host(self, name, run, inputs, outputs, bodies=()):
+    def host(self, name, run, inputs, outputs, bodies=(), stacked=(0, 0)):
         host = Host(name, run, [self.trace.value(array) for array in inputs], False, bodies)
         self._parts.append(self._cut(host))
         return self._new(host, outputs)
@@ -360,7 +361,7 @@ class _Live(Tracer):
             param.floating = False
         return True
 
-    def host(self, name, run, inputs, outputs, bodies=()):
+    def host(self, name, run, inputs, outputs, bodies=(), stacked=(0, 0)):
         return self._step(name, run, inputs, bodies, False)
 
     def dynamic(self, name, run, inputs):

@@ -203,7 +203,12 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
             rows,
         )
         results = tracer.host(
-            "foreach", loop, arrays, [*_rows(rows, count), *traced.descs[num_outputs:]], [traced]
+            "foreach",
+            loop,
+            arrays,
+            [*_rows(rows, count), *traced.descs[num_outputs:]],
+            [traced],
+            (len(data), num_outputs),
         )
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
@@ -380,6 +385,7 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
         [*variables, *stepped.captures, *tested.captures],
         [*_rows(rows, limit), *descs],
         [tested, stepped],
+        (0, num_outputs),
     )
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 

@@ -54,7 +54,11 @@ mpg_status mpg_infer_host_step(mpg_infer *infer) {
 
 void mpg_gradient_host_step(mpg_gradient *g) {
   const mpg_host_step_params *params = g->params;
-  mpg_host_step_params back = {.code = params->code, .number = params->number, .backward = true};
+  mpg_host_step_params back = {.code = params->code,
+                               .number = params->number,
+                               .backward = true,
+                               .stacked_inputs = params->stacked_outputs,
+                               .stacked_outputs = params->stacked_inputs};
   mpg_text text = {0};
   if (params->backward) {
     mpg_gradient_fail(g, "the gradient of %s is not differentiable", params->code);
@@ -96,21 +100,27 @@ static bool is_kept(const mpg_batching *b, int output) {
 }
 
 /* User code is expected to compute each row on its own. An output must have the rows along the same
- * axis as the divided inputs, or be an undivided input with other contents. */
+ * axis as the divided inputs, or be an undivided input with other contents. Stacked inputs and
+ * outputs have the rows one axis later, because axis 0 has the steps of a loop. A loop over the
+ * rows (axis -1) has no other divided inputs. */
 mpg_status mpg_batching_host_step(mpg_batching *b) {
-  int first = mpg_batching_first(b), axis = b->in[first].axis;
-  for (int i = 0; i < b->num_inputs; i++)
-    if (mpg_batching_divided(b, i) &&
-        (b->in[i].axis != axis || b->in[i].outer != b->in[first].outer ||
-         b->in[i].inner != b->in[first].inner))
+  const mpg_host_step_params *p = b->params;
+  int first = mpg_batching_first(b), axis = b->in[first].axis - (first < p->stacked_inputs);
+  int64_t rows = b->inputs[first].shape.dims[b->in[first].axis];
+  for (int i = 0; i < b->num_inputs; i++) {
+    if (!mpg_batching_divided(b, i)) continue;
+    int own = b->in[i].axis - (i < p->stacked_inputs);
+    if (own != axis || b->in[i].outer != b->in[first].outer || b->in[i].inner != b->in[first].inner)
       return mpg_batching_fail(b, i, "its inputs have their rows in different orders");
+  }
   for (int k = 0; k < b->num_outputs; k++) {
     const mpg_shape *shape = &b->outputs[k].shape;
-    if (axis < shape->ndim && shape->dims[axis] == b->inputs[first].shape.dims[axis])
-      mpg_batching_set(b, k, axis, first);
+    int own = axis + (k < p->stacked_outputs);
+    if (own >= 0 && own < shape->ndim && shape->dims[own] == rows)
+      mpg_batching_set(b, k, own, first);
     else if (!is_kept(b, k))
       return mpg_batching_fail(b, first, "its result %d does not have the rows along axis %d", k,
-                               axis);
+                               own);
   }
   return MPG_OK;
 }

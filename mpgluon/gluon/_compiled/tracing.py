@@ -98,9 +98,9 @@ class Discovery(_Parameters, graph_breaks.Tracer):
         """Records that a floating parameter moves to `ctx`. Returns False if it moves elsewhere."""
         return self.settled.setdefault(param, ctx) == ctx
 
-    def host(self, name, run, inputs, outputs, bodies=()):
+    def host(self, name, run, inputs, outputs, bodies=(), stacked=(0, 0)):
         if self._host_steps is not None:
-            return self._host_steps.host(name, run, inputs, outputs)
+            return self._host_steps.host(name, run, inputs, outputs, stacked=stacked)
         inner = [
             part.host.name for body in bodies for part, _ in body.parts() if part.host is not None
         ]

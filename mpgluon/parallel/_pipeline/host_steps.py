@@ -99,7 +99,13 @@ class HostSteps:
         self._known, self._sizes, self._axis = known, (known_rows, rows), axis
 
     def host(
-        self, name: str, run: Any, inputs: Sequence[NDArray], outputs: Any, bodies: Any = ()
+        self,
+        name: str,
+        run: Any,
+        inputs: Sequence[NDArray],
+        outputs: Any,
+        bodies: Any = (),
+        stacked: tuple[int, int] = (0, 0),
     ) -> list[NDArray]:
         """Adds a step whose result shapes are known (see `graph_breaks.Tracer`)."""
         if not inputs:
@@ -115,6 +121,8 @@ class HostSteps:
                 "code": name,
                 "number": len(self.steps),
                 "outputs": "".join(f"{dtype}{shape}" for shape, dtype, *_ in step.outputs),
+                "stacked_inputs": stacked[0],
+                "stacked_outputs": stacked[1],
             },
         )
         self.steps.append(step)
@@ -179,7 +187,7 @@ class LiveDiscovery(tracing.Discovery):
             [graph_breaks.describe(array) for array in record.outputs] for record in self.records
         ]
 
-    def host(self, name, run, inputs, outputs, bodies=()):
+    def host(self, name, run, inputs, outputs, bodies=(), stacked=(0, 0)):
         return self.dynamic(name, run, inputs)
 
     def dynamic(self, name, run, inputs):

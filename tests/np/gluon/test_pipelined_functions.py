@@ -33,7 +33,33 @@ def captured(x, values):
     return np.array(values, dtype=values.dtype, ctx=x.ctx)
 
 
+def looped(x, limit=5, steps=3):
+    """Returns what each step of a while_loop returns, and the last state."""
+    rows, (_, state) = npx.while_loop(
+        lambda i, h: i < steps,
+        lambda i, h: (h * 2, (i + 1, np.tanh(h))),
+        (np.zeros((), ctx=x.ctx), x),
+        max_iterations=limit,
+    )
+    return rows, state
+
+
+def scanned(x, steps):
+    """A foreach over time steps that is too long for one program."""
+    shifts = np.arange(steps, ctx=x.ctx).reshape(-1, 1, 1, 1) * np.ones_like(x) * 1e-3
+    rows, state = npx.foreach(lambda t, h: (np.tanh(t + h),) * 2, shifts, x)
+    return rows[-1] + state
+
+
 CALLS = {
+    "while_loop with unused rows": lambda x: looped(x)[1],
+    "while_loop with rows": lambda x: looped(x)[0].sum(axis=0) + looped(x)[1],
+    "while_loop with one row": lambda x: looped(x)[0][1],
+    # Micro-batches of 1, 2 to 3 and 4 rows: the number of steps equals some of these sizes
+    "while_loop of 2 steps": lambda x: looped(x, 2)[0].sum(axis=0),
+    "while_loop of 3 steps": lambda x: looped(x, 3)[0].sum(axis=0),
+    "while_loop of 4 steps": lambda x: looped(x, 4)[0].sum(axis=0),
+    "long foreach": lambda x: scanned(x, 600),
     "causal mask": lambda x: npx.softmax(np.where(causal(x), scores(x), -1e9)),
     "causal mask of heads": heads,
     "masked_softmax": lambda x: npx.masked_softmax(scores(x), causal(x)[None]),
