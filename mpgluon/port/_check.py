@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from ..optimizer import Optimizer
 from . import _package, _rows, _together
 from ._package import Found, Missing
 from ._rows import ANY, Pattern, Row
@@ -25,6 +26,16 @@ KINDS = {
     "python": "a name that Python or NumPy has removed",
     "package": "another package that imports mxnet itself",
     "error": "cannot be read",
+}
+
+# Names of GPU devices, which --cpu changes.
+_GPU = (("gpu",), ("context", "gpu"), ("npx", "gpu"), ("numpy_extension", "gpu"))
+# Functions with the name of an optimizer -> the index of this argument.
+_OPTIMIZERS = {
+    ("gluon", "Trainer"): 1,
+    ("gluon", "trainer", "Trainer"): 1,
+    ("optimizer", "create"): 0,
+    ("optimizer", "Optimizer", "create_optimizer"): 0,
 }
 
 # Packages for several machines, which cannot be used together with mpgluon.
@@ -143,22 +154,41 @@ class Check:
         found = _package.lookup(real)
         if isinstance(found, Missing):
             return self._add(*self._at(node), "missing", name, found.text)
-        if self.cpu and path in (("gpu",), ("context", "gpu")) and isinstance(node, ast.Attribute):
+        if self.cpu and path in _GPU and isinstance(node, ast.Attribute):
             end = self._column(node.end_lineno, node.end_col_offset)
             self.edits.append(Edit(node.end_lineno, end - len("gpu"), end, "cpu"))
-            return self._add(*self._at(node), "device", name, "mx.cpu, a CPU device, with --cpu")
+            device = ".".join(("mx", *path[:-1], "cpu"))
+            return self._add(*self._at(node), "device", name, f"{device}, a CPU device, with --cpu")
         if call is not None and found.value is not None:
             given = [one.arg for one in call.keywords if one.arg]
             wrong = _package.unknown_option(found.value, given)
             if wrong:
                 kind = "differs" if wrong.endswith("warning") else "missing"
                 return self._add(*self._at(node), kind, name, wrong)
+        wrong = self._unknown_optimizer(real, call)
+        if wrong:
+            return self._add(*self._at(node), "missing", name, wrong)
         said = False
         for row, kind in matching(real, found, call):
             said = True
             self._add(*self._at(node), kind, name, differs(row, kind))
         if not said:
             self._add(*self._at(node), "runs", name, "")
+
+    @staticmethod
+    def _unknown_optimizer(path, call):
+        """Returns the error for an unknown name of an optimizer, or None."""
+        if call is None or path not in _OPTIMIZERS:
+            return None
+        given = [one.value for one in call.keywords if one.arg in ("optimizer", "name")]
+        given += call.args[_OPTIMIZERS[path] :][:1]
+        if not given or not isinstance(given[0], ast.Constant) or type(given[0].value) is not str:
+            return None
+        try:
+            Optimizer.class_of(given[0].value)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def _method(self, node, call):
         """Checks a method of an object of unknown type.

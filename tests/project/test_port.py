@@ -108,6 +108,15 @@ def test_cpu_option_rewrites_gpu_devices(tmp_path):
     assert path.read_text().endswith("é = [mx.cpu(i) for i in (0, 1)], mx.context.cpu\n")
 
 
+def test_cpu_option_rewrites_gpu_devices_of_npx(tmp_path):
+    path = tmp_path / "a.py"
+    program(
+        path, "from mxnet import np, npx\nx = np.ones(2, ctx=npx.gpu(0)).as_in_ctx(npx.gpu())\n"
+    )
+    port.read([str(path)], write=True, cpu=True)
+    assert path.read_text().endswith("ctx=npx.cpu(0)).as_in_ctx(npx.cpu())\n")
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -121,6 +130,13 @@ def test_cpu_option_rewrites_gpu_devices(tmp_path):
         ("import horovod.mxnet as hvd\n", "missing write mx.parallel.DistributedTrainer"),
         ("import byteps.mxnet as bps\n", "docs/horovod.md"),
         ("import mxnet as mx\nmx.npx.set_np()\n", ""),
+        ("from mxnet import gluon\ngluon.Trainer(p, 'lans')\n", "unknown optimizer 'lans'"),
+        ("from mxnet import gluon\ngluon.Trainer(params=p, optimizer='lans')\n", "did you mean 'l"),
+        ("from mxnet import gluon\ngluon.Trainer(p, 'Adam')\n", ""),
+        ("import mxnet as mx\nmx.optimizer.create('lans')\n", "unknown optimizer 'lans'"),
+        ("from mxnet import npx\nnpx.box_nms(x)\n", "use mx.nd.contrib.box_nms"),
+        ("from mxnet import np\nnp.random.normal_n(x)\n", "use npx.random.normal_n"),
+        ("import mxnet as mx\nmx.amp.init()\n", "use mx.contrib.amp"),
         ("from mxnet import np, npx\nnp.nanmax(npx.load('f')['x'])\n", ""),
         ("from mxnet import np\nnp.msort(x)\n", "missing module 'mxnet.numpy' has no attribute"),
         ("from mxnet import np\nnp.gradient(x)\n", "use numpy.gradient"),
