@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from .._core import Op
 from .hints import of_module
 
 if TYPE_CHECKING:
@@ -14,18 +15,30 @@ if TYPE_CHECKING:
 # Names that mx.np and mx.npx lack -> the replacement.
 _NAMES = {
     "np.Inf": "np.inf",
+    "np.asnumpy": "x.asnumpy()",
+    "np.c_": "np.stack",
+    "np.concat": "np.concatenate",
     "np.cumprod": "np.exp(np.cumsum(np.log(x))) for positive numbers, or numpy.cumprod, which "
     "computes on copies of the values",
+    "np.double": "np.float64",
     "np.fmax": "np.maximum",
     "np.fmin": "np.minimum",
     "np.fmod": "x - np.trunc(x / y) * y",
     "np.from_dlpack": "mx.nd.from_dlpack(tensor).as_np_ndarray()",
+    "np.half": "np.float16",
     "np.in1d": "np.isin",
+    "np.int_": "np.int64",
+    "np.linalg.LinAlgError": "mx.MXNetError, which is raised when the result is read",
+    "np.linalg.solve_triangular": "mx.nd.linalg.trsm",
     "np.load": "npx.load",
+    "np.ma": "np.where with a mask",
+    "np.matrix": "np.array",
+    "np.mgrid": "np.meshgrid or np.indices",
     "np.msort": "np.sort(x, axis=0)",
     "np.nanmean": "np.where(np.isnan(x), 0, x).sum() / (~np.isnan(x)).sum()",
     "np.nansum": "np.where(np.isnan(x), 0, x).sum()",
     "np.product": "np.prod",
+    "np.r_": "np.concatenate",
     "np.random.Generator": "mx.random.seed, and the functions of np.random",
     "np.random.RandomState": "mx.random.seed, and the functions of np.random",
     "np.random.bernoulli": "npx.random.bernoulli",
@@ -35,6 +48,7 @@ _NAMES = {
     "np.save": "npx.save",
     "np.savez": "npx.savez",
     "np.seterr": "numpy.seterr, which affects only NumPy",
+    "np.single": "np.float32",
     "np.testing": "numpy.testing, or mx.test_utils",
     "npx.Custom": "mx.nd.Custom",
     "npx.array": "np.array",
@@ -146,9 +160,32 @@ def of_numpy(module: str, name: str) -> AttributeError:
             ways[name] = f"{inner}.{name}"
         elif callable(function) and not isinstance(function, type):
             ways[name] = f"{inner}.{name}, which computes on copies of the values"
-    if not ways[name] and inner == "numpy_extension":
-        for space in ("ndarray", "ndarray.contrib"):
-            if name in _public(sys.modules.get(f"mpgluon.{space}")):
-                path = f"mx.{space.replace('ndarray', 'nd')}.{name}"
-                ways[name] = f"{path}, which accepts arrays of mx.np"
+    if not ways[name] and not name.startswith("_"):
+        ways[name] = _elsewhere(short, name)
     return of_module(module, name, ways)
+
+
+# Modules that may have a name which a module of mx.np or mx.npx lacks
+_ELSEWHERE = {
+    "np": ("npx", "nd", "nd.contrib"),
+    "npx": ("np", "nd", "nd.contrib"),
+    "np.linalg": ("nd.linalg",),
+    "np.random": ("npx.random",),
+    "npx.random": ("np.random",),
+}
+_PACKAGES = {"np": "numpy", "npx": "numpy_extension", "nd": "ndarray"}
+
+
+def _elsewhere(short, name):
+    """Returns the function of that name in another module, or "". Functions of mx.nd must be ops,
+    which accept arrays of mx.np."""
+    package = __name__.partition(".")[0]
+    for other in _ELSEWHERE.get(short, ()):
+        first, _, rest = other.partition(".")
+        module = sys.modules.get(".".join(filter(None, (package, _PACKAGES[first], rest))))
+        value = vars(module).get(name) if module is not None else None
+        if first == "nd" and isinstance(value, Op):
+            return f"mx.{other}.{name}, which accepts arrays of mx.np"
+        if first != "nd" and callable(value) and name in getattr(module, "__all__", ()):
+            return f"{other}.{name}"
+    return ""
