@@ -22,6 +22,7 @@ typedef struct part {
 
 typedef struct pass {
   mpg_graph *graph;
+  bool lenient;         /* see mpg_differentiation */
   size_t num_values;    /* number of values in the forward part */
   mpg_value *gradients; /* per forward value: the sum so far, excluding its parts */
   part **parts;         /* per forward value: list of parts */
@@ -191,6 +192,8 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
                       .train = node.train};
     mpg_status status = mpg_op_gradient(&g);
     if (status == MPG_OK) status = g.status;
+    /* For example, the op has a gradient, but not for integers. */
+    if (p->lenient && status == MPG_ERROR) return MPG_OK;
     if (status != MPG_OK) {
       const char *path = mpg_scope_text(node.scope);
       return *path ? mpg_fail_prefix(status, "gradient of %s in block %s", node.op->name, path)
@@ -281,7 +284,7 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
   uint8_t phase = graph->phase;
   bool train = graph->train;
   uint64_t family = graph->family;
-  pass p = {.graph = graph, .num_values = graph->num_values};
+  pass p = {.graph = graph, .lenient = request->lenient, .num_values = graph->num_values};
   mpg_status status = make_work_space(&p);
   if (status == MPG_OK) {
     graph->phase = MPG_PHASE_BACKWARD;

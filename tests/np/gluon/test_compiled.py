@@ -93,6 +93,26 @@ def test_masks_cut_the_graph():
     assert picked.tolist() == [[8, 10, -12]] and total.shape == ()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, count: mx.np.take(x > 1, count, axis=0, mode="clip"),
+        lambda x, count: mx.npx.relu(x.astype("int32")) + count.astype("int32"),
+    ],
+    ids=["take of bool", "relu of integers"],
+)
+def test_ops_without_gradient_for_a_dtype_may_follow_a_mask(function):
+    """The gradient of another output does not reach them."""
+    x = nd.array(X).as_np_ndarray()
+    x.attach_grad()
+    block = Function(lambda F, x, mask: (x * 2, function(x, mask[mask].sum(axis=0))))
+    block.hybridize()
+    with autograd.record():
+        result = block(x, x[:, 0] > 0)[0].sum()
+    result.backward()
+    assert x.grad.tolist() == [[2, 2, 2], [2, 2, 2]]
+
+
 def test_dynamic_shapes_of_np():
     block = Function(lambda F, x: mx.np.unique(x).sum())
     block.hybridize()
