@@ -31,6 +31,13 @@ OPS = (
 ).split()
 
 
+# numpy.random.shuffle exchanges elements by x[i], x[j] = x[j], x[i], which loses elements of arrays
+# whose elements are views. NumPy calls no code of the array before it starts, but it warns.
+warnings.filterwarnings(
+    "error", r"you are shuffling an? '(ndarray|NDArray)' object", category=UserWarning
+)
+
+
 def _check_two_axes(array, axes):
     """Raises an error or warns for ``x.transpose(0, 1)``, unless it swaps the two axes.
 

@@ -9,6 +9,7 @@ import mpgluon as mx
 from mpgluon import _core, autograd, nd, numpy_dispatch_protocol as lists
 from mpgluon.ndarray import _numpy_protocol as nd_rules
 from mpgluon.numpy import _dispatch
+from support.processes import output_of
 
 VALUES = onp.array([[0.2, 0.45, 0.6], [0.3, 0.9, 0.5]], "float32")
 
@@ -285,3 +286,28 @@ def test_composed_functions_write_to_out():
     total = array(onp.float32(0))
     assert onp.nansum(x, out=total) is total
     assert abs(total.item() - VALUES.sum()) < 1e-5
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_numpy_shuffle_of_an_array_raises_and_keeps_its_elements(numpy):
+    """Elements are views, so NumPy's exchange of two elements would copy one of them twice."""
+    code = f"""
+        import numpy
+        from mpgluon import nd, np
+        for shape in ((5,), (5, 2)):
+            x = np.arange(10)[: 5 * len(shape)].reshape(shape)
+            x = x if {numpy} else x.as_nd_ndarray()
+            for shuffle in (numpy.random.shuffle, numpy.random.default_rng(0).shuffle):
+                values = x.asnumpy().tolist()
+                try:
+                    shuffle(x)
+                except UserWarning as warning:
+                    print("may contain duplicates" in str(warning), x.asnumpy().tolist() == values)
+    """
+    assert output_of(code).split() == ["True"] * 8
+
+
+def test_elements_are_exchanged_by_an_index():
+    x = mx.np.arange(3)
+    x[[0, 2]] = x[[2, 0]]
+    assert x.tolist() == [2, 1, 0]
