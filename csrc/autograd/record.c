@@ -283,7 +283,7 @@ static __attribute__((noinline)) mpg_status call_numpy(const mpg_op *op, const v
   if (op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES) && num_inputs > 0) {
     mpg_dtype first = mpg_array_desc(inputs[0])->dtype,
               last = mpg_array_desc(inputs[num_inputs - 1])->dtype;
-    if (first != last || !mpg_dtype_is_float(first)) {
+    if ((first != last || !mpg_dtype_is_float(first)) && mpg_op_inputs_alike(op, num_inputs)) {
       mpg_dtype dtype = mpg_promotion_target(op, params, first, last);
       mpg_op_id id = mpg_promoted_op(op, dtype);
       if (mpg_exact_comparison(op, params, dtype, &id, &number)) params = &number;

@@ -43,6 +43,9 @@ static inline bool mpg_infer_begin(mpg_infer *infer) {
 static inline void mpg_lift(const mpg_op *op, mpg_shape *shape) {
   if (shape->ndim == 0 && !mpg_op_is_numpy(op)) *shape = (mpg_shape){.ndim = 1, .dims = {1}};
 }
+/* Fails unless a dtype of integers holds a number without its fraction. Ops of mx.nd wrap it. */
+mpg_status mpg_infer_number(const mpg_infer *infer, const char *name, double value,
+                            mpg_dtype dtype);
 /* Requires inputs[input].dtype to equal `dtype`, and sets it if it is unknown. */
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires inputs[input].shape to match `shape`, and sets its unknown sizes. */

@@ -472,7 +472,8 @@ static __attribute__((noinline)) mpg_status infer_numpy(mpg_infer *infer) {
   const mpg_op *op = infer->op;
   mpg_desc *inputs = infer->inputs;
   mpg_dtype given[MOST], dtype = MPG_DTYPE_NONE;
-  int count = mpg_op_promotes(op) ? infer->num_inputs : 0;
+  bool casts = mpg_op_promotes(op) && mpg_op_inputs_alike(op, infer->num_inputs);
+  int count = casts ? infer->num_inputs : 0;
   MPG_ASSERT(count <= MOST);
   if (count > 0)
     dtype = mpg_promotion_target(op, infer->params, inputs[0].dtype, inputs[count - 1].dtype);

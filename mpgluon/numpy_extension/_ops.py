@@ -9,7 +9,7 @@ from .._core import get_op, waitall
 from .._internal import graph_breaks
 from ..context import Context, gpu_memory_info
 from ..ndarray.contrib import cond, foreach, while_loop
-from ..numpy._arguments import check as _check
+from ..numpy._arguments import check as _check, real_of as _real_of
 from ..numpy._table import make
 
 if TYPE_CHECKING:
@@ -281,7 +281,9 @@ def masked_log_softmax(
 
 
 def _hidden(data, mask):
-    """Replaces elements whose mask is false by a number whose exponential is 0."""
+    """Replaces elements whose mask is false by a number whose exponential is 0. Integers become
+    float32."""
+    data = _real_of(data)
     return _np.where(mask, data, -1e4 if data.dtype == "float16" else -1e18)
 
 

@@ -195,3 +195,56 @@ def test_linspace_between_arrays_may_have_no_numbers():
     for axis in (0, 1, -1):
         wanted = np.linspace(np.zeros((2, 3)), 1, 0, axis=axis).shape
         assert mx.np.linspace(x, 1, 0, axis=axis).shape == wanted
+
+
+def assigned(key):
+    def assign(x, number):
+        x = x.copy()
+        x[key] = number
+        return x
+
+    return assign
+
+
+FILLS = {
+    "full": lambda x, number: mx.np.full((2,), number, dtype=x.dtype),
+    "full_like": lambda x, number: mx.np.full_like(x, number),
+    "where": lambda x, number: mx.np.where(x > 1, x, number),
+    "pad": lambda x, number: mx.np.pad(x, 1, constant_values=number),
+    "insert": lambda x, number: mx.np.insert(x, 1, number),
+    "element": assigned(0),
+    "all": assigned(slice(None)),
+    "slice": assigned(slice(None, None, 2)),
+    "list": assigned([0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
+def test_numbers_beyond_the_dtype_are_refused(name, dtype):
+    x, limits = mx.np.array([1, 2, 3], dtype=dtype), np.iinfo(dtype)
+    for number in (limits.min, limits.max, 2.5):
+        assert int(number) in FILLS[name](x, number).tolist()
+    for number in (limits.max + 1, limits.min - 1):
+        with pytest.raises((ValueError, TypeError), match="out of (range|bounds)"):
+            FILLS[name](x, number)
+
+
+LAYERS = {
+    "softmax": mx.npx.softmax,
+    "log_softmax": mx.npx.log_softmax,
+    "gelu": mx.npx.gelu,
+    "leaky_relu": mx.npx.leaky_relu,
+    "activation": lambda x: mx.npx.activation(x, act_type="sigmoid"),
+    "masked_softmax": lambda x: mx.npx.masked_softmax(x, x != 0),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64"])
+def test_layers_of_integers_return_float32(name, dtype):
+    x = mx.np.array([0, 1, 1], dtype=dtype)
+    wanted = LAYERS[name](x.astype("float32")).asnumpy()
+    for function in (LAYERS[name], lambda x: _core.CachedOp(lambda x: [LAYERS[name](x)])(x)[0]):
+        result = function(x)
+        assert result.dtype == "float32" and np.array_equal(result.asnumpy(), wanted)

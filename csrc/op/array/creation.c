@@ -3,6 +3,19 @@
 
 #include "op/infer.h"
 
+mpg_status mpg_infer_number(const mpg_infer *infer, const char *name, double value,
+                            mpg_dtype dtype) {
+  if (!mpg_op_is_numpy(infer->op) || dtype == MPG_DTYPE_NONE || !mpg_dtype_is_integer(dtype))
+    return MPG_OK;
+  int bits = 8 * (int)mpg_dtype_size(dtype) - (dtype != MPG_UINT8);
+  double end = ldexp(1, bits), least = dtype == MPG_UINT8 ? 0 : -end;
+  /* The fraction is dropped. */
+  if (trunc(value) >= least && value < end) return MPG_OK;
+  mpg_infer_fail(infer, "%s %.17g is out of range for %s, %.17g to %.17g", name, value,
+                 mpg_dtype_name(dtype), least, end - 1);
+  return MPG_VALUE_ERROR;
+}
+
 static mpg_status created(mpg_infer *infer, const mpg_tuple *tuple, int32_t dtype) {
   mpg_shape shape;
   MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &shape));
@@ -12,6 +25,7 @@ static mpg_status created(mpg_infer *infer, const mpg_tuple *tuple, int32_t dtyp
 
 mpg_status mpg_infer_full(mpg_infer *infer) {
   const mpg_full_params *params = infer->params;
+  MPG_TRY(mpg_infer_number(infer, "value", params->value, (mpg_dtype)params->dtype));
   return created(infer, &params->shape, params->dtype);
 }
 
@@ -23,9 +37,10 @@ mpg_status mpg_infer_zeros(mpg_infer *infer) {
 
 mpg_status mpg_infer_full_like(mpg_infer *infer) {
   const mpg_full_like_params *params = infer->params;
-  mpg_infer_set(
-      infer, 0, &infer->inputs[0].shape,
-      params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype);
+  mpg_dtype dtype =
+      params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype;
+  MPG_TRY(mpg_infer_number(infer, "fill_value", params->fill_value, dtype));
+  mpg_infer_set(infer, 0, &infer->inputs[0].shape, dtype);
   return MPG_OK;
 }
 

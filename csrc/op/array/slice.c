@@ -358,6 +358,7 @@ void mpg_gradient_slice_assign(mpg_gradient *g) {
 mpg_status mpg_infer_slice_assign_scalar(mpg_infer *infer) {
   PARAMS(slice_scalar, params);
   if (!mpg_infer_begin(infer)) return MPG_OK;
+  MPG_TRY(mpg_infer_number(infer, "the value", params->scalar, infer->inputs[0].dtype));
   mpg_region region;
   MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end,
                           &params->step, &region));
@@ -432,6 +433,8 @@ void mpg_compose_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value *outpu
 
 mpg_status mpg_infer_pad(mpg_infer *infer) {
   PARAMS(pad, params);
+  MPG_TRY(mpg_infer_number(infer, "constant_value", params->constant_value,
+                           infer->inputs[0].dtype));
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_tuple *width = &params->pad_width;
   const mpg_shape *in = &infer->inputs[0].shape;

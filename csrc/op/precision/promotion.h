@@ -18,6 +18,11 @@ mpg_dtype mpg_promoted_dtype(mpg_dtype a, mpg_dtype b);
 static inline bool mpg_op_promotes(const mpg_op *op) {
   return mpg_op_is_numpy(op) && op->flags & (MPG_OP_PROMOTES | MPG_OP_DIVIDES | MPG_OP_TOTALS);
 }
+/* False if the inputs have different meanings, so that they keep their dtypes: softmax with
+ * lengths. */
+static inline bool mpg_op_inputs_alike(const mpg_op *op, int num_inputs) {
+  return num_inputs == 1 || op->flags & MPG_OP_MAP;
+}
 /* Returns the dtype to which a promoting op casts its inputs, given its parameters and the dtypes
  * of its first and last input, or MPG_DTYPE_NONE if one is unknown. */
 mpg_dtype mpg_promotion_target(const mpg_op *op, const void *params, mpg_dtype first,
