@@ -77,6 +77,18 @@ class _Symbol(Symbol):
     def __matmul__(self, other: Any) -> _Symbol:
         return _call("matmul", self, other)
 
+    def __floordiv__(self, other: Any) -> _Symbol:
+        return _call("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> _Symbol:
+        return _call("floor_divide", other, self)
+
+    def __divmod__(self, other: Any) -> tuple[_Symbol, _Symbol]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[_Symbol, _Symbol]:
+        return other // self, other % self
+
     def __and__(self, other: Any) -> _Symbol:
         return _call("bitwise_and", self, other)
 
