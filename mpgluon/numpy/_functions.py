@@ -53,10 +53,12 @@ _PADDINGS = ("constant", "edge", "reflect", "symmetric", "maximum", "minimum")
 
 
 def _clip(a, a_min=None, a_max=None, out=None):
-    """Clips with one bound."""
+    """Clips with one bound, or with arrays of bounds."""
     if a_min is None and a_max is None:
         raise ValueError("clip: a_min and a_max cannot both be None")
-    return maximum(a, a_min, out=out) if a_max is None else minimum(a, a_max, out=out)
+    if a_max is None:
+        return maximum(a, a_min, out=out)
+    return minimum(a if a_min is None else maximum(a, a_min), a_max, out=out)
 
 
 def _concatenate(seq, axis=None, out=None):

@@ -123,7 +123,7 @@ array([[1., 3.],
        [2., 4.]])
 
 clip(a, a_min?, a_max?, out=None) -> clip | _clip
-The values clipped to the range from a_min to a_max, of which one may be None.
+The values clipped to the range from a_min to a_max, which may be arrays. One may be None.
 >>> np.clip(np.array([-1, 0.5, 2]), 0, 1)
 array([0. , 0.5, 1. ])
 

@@ -16,9 +16,9 @@ which the first input is cast.
 ``**ufunc`` represents the options of NumPy's ufuncs.
 
 ``-> clip | _clip`` names a Python function that runs the calls which the op cannot: those in which
-an argument marked with ``?`` is None; with ``b?2`` for an input, those with arrays of 0 or more
-than 2 dimensions; and with ``axis?2`` for a parameter, those with an empty tuple, or with an axis
-for a first input without dimensions.
+an argument marked with ``?`` is None or an array of numbers; with ``b?2`` for an input, those with
+arrays of 0 or more than 2 dimensions; and with ``axis?2`` for a parameter, those with an empty
+tuple, or with an axis for a first input without dimensions.
 
 An entry without a signature has the row's. The description is the row's if it is missing. `make`
 turns a table into functions, which are `_core.NumPyFunction`: calls cost the same as calls of the

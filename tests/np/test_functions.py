@@ -248,3 +248,20 @@ def test_layers_of_integers_return_float32(name, dtype):
     for function in (LAYERS[name], lambda x: _core.CachedOp(lambda x: [LAYERS[name](x)])(x)[0]):
         result = function(x)
         assert result.dtype == "float32" and np.array_equal(result.asnumpy(), wanted)
+
+
+def test_clip_accepts_arrays_of_bounds():
+    values = np.arange(6, dtype="float32").reshape(2, 3)
+    low, high = np.array([1, 2, 3], "float32"), np.array([[4], [3]], "float32")
+    x = mx.np.array(values)
+    for bounds in ((low, high), (low, None), (None, high), (low, 4), (1, high)):
+        wanted = np.clip(values, *bounds)
+        arrays = [mx.np.array(b) if isinstance(b, np.ndarray) else b for b in bounds]
+        for given in (bounds, arrays):
+            assert np.array_equal(mx.np.clip(x, *given).asnumpy(), wanted)
+            assert np.array_equal(x.clip(*given).asnumpy(), wanted)
+    x.attach_grad()
+    with autograd.record():
+        y = mx.np.clip(x, mx.np.array(low), 4)
+    y.backward()
+    assert x.grad.tolist() == [[0, 0, 0], [1, 1, 0]]

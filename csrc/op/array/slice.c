@@ -433,8 +433,8 @@ void mpg_compose_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value *outpu
 
 mpg_status mpg_infer_pad(mpg_infer *infer) {
   PARAMS(pad, params);
-  MPG_TRY(mpg_infer_number(infer, "constant_value", params->constant_value,
-                           infer->inputs[0].dtype));
+  MPG_TRY(
+      mpg_infer_number(infer, "constant_value", params->constant_value, infer->inputs[0].dtype));
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_tuple *width = &params->pad_width;
   const mpg_shape *in = &infer->inputs[0].shape;

@@ -247,7 +247,8 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
   MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));
   if (array->node != NULL && mpg_autograd_recording()) {
-    PyErr_Format(mpg_py->errors[MPG_ERROR], RECORDING
+    PyErr_Format(mpg_py->errors[MPG_ERROR],
+                 RECORDING
                  "the array is part of the recorded computation, and backward needs its values; "
                  "compute a new array (%s.where, x * mask, ...), or assign under autograd.pause() "
                  "or before recording",

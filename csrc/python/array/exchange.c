@@ -34,10 +34,9 @@ PyObject *mpg_py_brief(PyObject *value) {
   if (mpg_py_is_array(value)) {
     const mpg_desc *desc = mpg_array_desc(mpg_py_array_of(value));
     char text[MPG_SHAPE_TEXT_SIZE];
-    return PyUnicode_FromFormat("an %s of shape %s and dtype %s",
-                                mpg_py_array_of(value)->numpy ? "array" : "NDArray",
-                                mpg_shape_text(&desc->shape, text, sizeof text),
-                                mpg_dtype_name(desc->dtype));
+    return PyUnicode_FromFormat(
+        "an %s of shape %s and dtype %s", mpg_py_array_of(value)->numpy ? "array" : "NDArray",
+        mpg_shape_text(&desc->shape, text, sizeof text), mpg_dtype_name(desc->dtype));
   }
   if (PyArray_Check(value)) {
     PyObject *shape = PyObject_GetAttrString(value, "shape"), *result = NULL;

@@ -16,7 +16,7 @@ typedef enum role { INPUT, PARAM, OUT, NAME, CAST, FIXED } role;
 typedef struct argument {
   role role;
   int index;       /* index of the op's input or parameter */
-  bool special;    /* `other` is called if the argument is None or missing */
+  bool special;    /* `other` is called if the argument is None, missing or an array */
   bool none;       /* None means the row's default, which is not None */
   bool axis;       /* `other` is called for an empty tuple, and for a first input without dimensions
                     * if the argument is not None */
@@ -230,10 +230,17 @@ static int check_fixed(const function_object *self, int index, PyObject *value) 
   return -1;
 }
 
+/* True for an array or a symbol in place of a number. */
+static bool is_array_of_numbers(PyObject *value) {
+  if (PyLong_Check(value) || PyFloat_Check(value)) return false;
+  if (mpg_py_is_array(value) || (mpg_py_is_numpy(value) && !mpg_py_is_scalar(value))) return true;
+  return mpg_py->symbol_type != NULL && PyObject_IsInstance(value, mpg_py->symbol_type) == 1;
+}
+
 static inline int set_argument(const function_object *self, mpg_py_op_call *c, int index,
                                PyObject *value, extras *more) {
   const argument *to = &self->arguments[index];
-  if (to->special && value == Py_None) {
+  if (to->special && (value == Py_None || (to->role == PARAM && is_array_of_numbers(value)))) {
     more->special = true;
     return 0;
   }

@@ -29,7 +29,9 @@ OPERATORS = {
     "divide": lambda x, y: 1 / (x + 4) / y,
     "power": lambda x, y: 2**x + (x + 4) ** y,
     "mod": lambda x, y: (x + 4) % y + 5 % (x + 4),
-    "floor_divide": lambda x, y: (x + 4) // y + 9 // (x + 4) + divmod(x, 2)[0] + divmod(7, x + 4)[1],
+    "floor_divide": lambda x, y: (
+        (x + 4) // y + 9 // (x + 4) + divmod(x, 2)[0] + divmod(7, x + 4)[1]
+    ),
     "comparisons": lambda x, y: (x < y) == (x >= 0),
 }
 
