@@ -68,7 +68,7 @@ def _concatenate(seq, axis=None, out=None):
 
 def _dot(a, b, out=None):
     """The product for numbers and for more than two dimensions of b."""
-    if not a.ndim or not b.ndim:
+    if not getattr(a, "ndim", 0) or not getattr(b, "ndim", 0):
         return multiply(a, b, out=out)
     last = b.ndim - 2
     axes = (last, *range(last), b.ndim - 1)

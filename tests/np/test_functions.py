@@ -265,3 +265,10 @@ def test_clip_accepts_arrays_of_bounds():
         y = mx.np.clip(x, mx.np.array(low), 4)
     y.backward()
     assert x.grad.tolist() == [[0, 0, 0], [1, 1, 0]]
+
+
+def test_dot_multiplies_with_numbers():
+    x = mx.np.array([[1, 2], [3, 4]])
+    for result in (mx.np.dot(x, 2), mx.np.dot(2, x), x.dot(2), np.dot(x, np.float32(2))):
+        assert result.tolist() == [[2, 4], [6, 8]]
+    assert mx.np.dot(2, 3) == 6

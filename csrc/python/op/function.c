@@ -450,9 +450,9 @@ static int check_out(const function_object *self, const mpg_py_op_call *c) {
   return -1;
 }
 
-/* True if an array has no dimensions or more than the op takes. */
+/* True for a number and for an array that has no dimensions or more than the op takes. */
 static bool is_beyond(const function_object *self, PyObject *object) {
-  if (!mpg_py_is_array(object)) return false;
+  if (!mpg_py_is_array(object)) return mpg_py_is_scalar(object);
   int ndim = mpg_py_array_of(object)->tensor.desc.shape.ndim;
   return ndim < 1 || ndim > self->most_dims;
 }
