@@ -98,7 +98,9 @@ class _Symbol(Symbol):
     def __xor__(self, other: Any) -> _Symbol:
         return _call("bitwise_xor", self, other)
 
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+    __rand__ = __and__
+    __ror__ = __or__
+    __rxor__ = __xor__
 
     def __floordiv__(self, other: Any) -> _Symbol:
         return _call("floor_divide", self, other)
