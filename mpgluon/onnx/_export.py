@@ -188,7 +188,7 @@ def _arguments(sym, count):
 
 class _Graph:
     """The state of one export. `arguments` has the names of all inputs in the order of the shapes,
-    and may be empty if the shapes are those of the graph's inputs."""
+    and may be empty if the shapes have the order of the graph's inputs."""
 
     def __init__(self, onnx, symbol, arrays, shapes, types, arguments) -> None:
         self._onnx, self._arrays = onnx, arrays
