@@ -34,7 +34,7 @@ def captured(x, values):
 
 
 def looped(x, limit=5, steps=3):
-    """Returns what each step of a while_loop returns, and the last state."""
+    """Returns the stacked results of the steps of a while_loop, and the last state."""
     rows, (_, state) = npx.while_loop(
         lambda i, h: i < steps,
         lambda i, h: (h * 2, (i + 1, np.tanh(h))),
