@@ -344,6 +344,7 @@ x = nd.array([[2, 1], [1, 3]])
 normalize | nd.L2Normalization(x) | same(r, X / numpy.sqrt((X * X).sum(1, keepdims=True)))
 multinomial | nd.random.multinomial(probabilities) | same(r, [1]) | \
 probabilities = nd.array([[0, 1]])
+amp | mx.contrib.amp | callable(r.init)
 randperm | nd.random.shuffle(nd.arange(count)) | sorted(r.asnumpy()) == [0, 1]
 elu | nd.LeakyReLU(x, act_type='elu', slope=slope) | same(r, 0.5 * (numpy.exp(-X) - 1)) | \
 x, slope = -x, 0.5
