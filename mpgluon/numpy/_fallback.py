@@ -177,6 +177,8 @@ def array_of(values: np.ndarray, ctx: _core.Context) -> Any:
 
 def _check(name, arrays, gradient):
     """Raises an error if arrays have no values, or if a gradient would be lost."""
+    if name in LINALG_FUNCTIONS:
+        name = f"linalg.{name}"
     for array in arrays:
         if array._traced and isinstance(array, ndarray):
             raise _core.MXNetError(

@@ -233,3 +233,12 @@ def test_arguments_that_numpy_rejects_raise_numpys_error():
         mx.np.nanmax(array(VALUES), axes=1)
     with pytest.raises((TypeError, ValueError)):
         mx.np.interp(Fraction(1, 2), array(SORTED), array(SORTED[:1]))
+
+
+def test_errors_name_the_module_of_functions_on_copies():
+    x = mx.np.ones((2, 2))
+    x.attach_grad()
+    with autograd.record(), pytest.raises(mx.MXNetError, match="^numpy.linalg.lstsq: the gradient"):
+        mx.np.linalg.lstsq(x, x, rcond=None)
+    with pytest.raises(mx.MXNetError, match="^np.linalg.lstsq: NumPy computes"):
+        _core.CachedOp(lambda x: [mx.np.linalg.lstsq(x, x, rcond=None)[0]])(x)
