@@ -8,7 +8,7 @@ from ... import ndarray as nd, symbol as sym
 from .._package import dtype_of
 from .._sizes import Dynamic
 from .._source import Open
-from .._table import exports, imports
+from .._table import exports, function_exports, imports
 
 
 def _enter_full(op, number):
@@ -26,6 +26,11 @@ for _op, _number in (
     ("_full_like", "fill_value"),
 ):
     _enter_full(_op, _number)
+
+
+@function_exports("_npi_full_like", "a constant, or ConstantOfShape")
+def full_like(g, call, x):
+    return g.full(call.shape, call["fill_value"], call.dtype)
 
 
 def made(g, call, inputs=()):

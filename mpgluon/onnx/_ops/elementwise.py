@@ -71,6 +71,14 @@ def _of_floats(g, op, x, function):
     return g.cast(function(value(g.cast(x, wide), x.shape, wide)), dtype, wide)
 
 
+def as_result(g, call, x):
+    """Casts integers to the dtype of the call: in mx.np, functions of integers return floats."""
+    if x.dtype not in INTEGERS:
+        return x
+    g.number_dtype = call.dtype
+    return value(g.cast(x, call.dtype), x.shape, call.dtype)
+
+
 def _enter_same(op, onnx):
     @exports(op, onnx)
     def same(g, call, x):
@@ -408,6 +416,13 @@ for _name, _onnx in LOGIC.items():
     _enter_bits(_name, _onnx)
 
 
+@exports("_bitwise_not", "Not")
+def inverted(g, call, x):
+    if call.dtype != "bool":
+        call.refuse("only bits of bools can be converted")
+    return g.Not(x)
+
+
 @exports("logical_not", "Not")
 def logical_not(g, call, x):
     return g.cast(g.Not(g.cast(x, "bool")), call.dtype, "bool")
@@ -482,6 +497,7 @@ def gelu(g, x):
 
 @exports("LeakyReLU", "LeakyRelu, PRelu, Elu, Selu, Erf (gelu)")
 def leaky_relu(g, call, x, gamma=None):
+    x = as_result(g, call, x)
     kind, slope = call["act_type"], float(call["slope"])
     if kind == "prelu":
         axes, shape = (1,) * max(call.inputs[0].ndim - 2, 0), gamma.shape

@@ -6,7 +6,7 @@ import numpy as np
 
 from ... import ndarray as nd
 from .._table import exports
-from .elementwise import gelu
+from .elementwise import as_result, gelu
 
 
 @exports("_contrib_rms_norm", "ReduceMean, Sqrt, Div, Mul")
@@ -45,6 +45,7 @@ def silu(g, call, x):
 
 @exports("gelu", "Erf, or Tanh")
 def gelu_of(g, call, x):
+    x = as_result(g, call, x)
     return _gelu_tanh(g, x) if call["approximate"] == "tanh" else gelu(g, x)
 
 

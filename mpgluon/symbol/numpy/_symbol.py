@@ -102,12 +102,6 @@ class _Symbol(Symbol):
     __ror__ = __or__
     __rxor__ = __xor__
 
-    def __floordiv__(self, other: Any) -> _Symbol:
-        return _call("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> _Symbol:
-        return _call("floor_divide", other, self)
-
     __hash__ = Symbol.__hash__
 
     @property
