@@ -353,7 +353,7 @@ GLUON = {
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
     "metric": "mx.metric",
-    "probability": "np.random, whose draws have gradients by their parameters",
+    "probability": "mx.np.random",
 }
 
 FUNCTIONS = {

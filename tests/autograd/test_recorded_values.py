@@ -19,6 +19,8 @@ ARRAYS = {
     "rows": (lambda x: np.asarray([x, [1, 2, 3], onp.ones(3)]), [1, 1, 1]),
     "nested": (lambda x: np.array(([x[0], 1], (x[1], x[0]))), [2, 1, 0]),
     "dtype": (lambda x: np.array([x.sum()], dtype="float64"), [1, 1, 1]),
+    "lower bound": (lambda x: np.clip(x, x.min() * 1.5, 10), [1.5, 1, 1]),
+    "upper bound": (lambda x: x.clip(0, x.sum() / 4), [1.5, 0.5, 0.5]),
 }
 
 
@@ -46,8 +48,6 @@ def test_array_of_a_list_records_its_arrays(x, name, hybridize):
 
 PARAMETERS = {
     "full_like": lambda x: np.full_like(x, x.sum()),
-    "clip": lambda x: np.clip(x, x.min() * 1.5, 10),
-    "clip method": lambda x: x.clip(0, x.sum()),
     "clip of nd": lambda x: nd.clip(x.as_nd_ndarray(), x.sum(), 9),
     "pad": lambda x: np.pad(x, 1, constant_values=x.sum()),
     "leaky_relu": lambda x: npx.leaky_relu(-x, slope=x[0]),

@@ -28,6 +28,7 @@ IN_PART = {
     "_contrib_MultiBoxDetection": "contrib.box_nms",
     "_contrib_ROIAlign": "position_sensitive",
     "_bitwise_and": "bits of bools",
+    "_bitwise_not": "bits of bools",
     "_bitwise_or": "bits of bools",
     "_bitwise_xor": "bits of bools",
     "_linalg_gemm": "axis=-2",

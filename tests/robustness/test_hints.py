@@ -305,6 +305,7 @@ pad_sequence | nd.stack(*arrays) | r.shape == (2, 2, 3) | arrays = [x, x]
 Dense | gluon.nn.Dense | r is nn.Dense
 Sequential | gluon.nn.Sequential | r is nn.Sequential
 metric | mx.metric | r.Accuracy().name == 'accuracy'
+probability | mx.np.random | r.normal is mx.np.random.normal
 HybridSequential | gluon.nn.HybridSequential | r is nn.HybridSequential
 """
 FUNCTIONS = """
