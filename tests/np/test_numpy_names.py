@@ -58,7 +58,7 @@ from support.processes import output_of
         ("np.ndarray", "trace", r"use np.trace\(x\)"),
         ("np.ndarray", "nbytes", "use x.size"),
         ("gluon", "metric", "use mx.metric"),
-        ("gluon", "probability", "use np.random"),
+        ("gluon", "probability", "use mx.np.random"),
         ("gluon.data", "batchify", "batchify_fn=f"),
         ("gluon.Block", "share_parameters", "use nn.Dense.8, params=net.params"),
         ("gluon.nn", "HybridConcatenate", "HybridConcurrent"),
