@@ -2,6 +2,7 @@
 MXNet versions."""
 
 import json
+import re
 import textwrap
 from typing import NamedTuple
 
@@ -244,7 +245,7 @@ def _graph(document, form, counted, depth):
             if inputs:
                 raise _wrong(f"{what}: {name} is a variable but has inputs")
             attrs = {f"__{key}__" if key in HIDDEN else key: value for key, value in attrs.items()}
-            nodes.append(Node(name, attrs))
+            nodes.append(Node(name, attrs if form.numpy else _with_unknown_sizes(attrs)))
             continue
         if op in KINDS:
             nodes.append(_control_node(op, name, attrs, inputs, graphs, form, counted, depth))
@@ -260,6 +261,14 @@ def _graph(document, form, counted, depth):
     if not entries:
         raise _wrong("it has no heads")
     return entries
+
+
+def _with_unknown_sizes(attrs):
+    """Returns the attributes of a variable of a file in which sizes of 0 are unknown. While NumPy's
+    shapes are on, unknown sizes are -1."""
+    if not is_np_shape() or "__shape__" not in attrs:
+        return attrs
+    return {**attrs, "__shape__": re.sub(r"\b0\b", "-1", attrs["__shape__"])}
 
 
 def _control_node(op, name, attrs, inputs, graphs, form, counted, depth):

@@ -206,3 +206,16 @@ def test_functions_are_found_through_F(tmp_path):
     ]
     loaded = gluon.SymbolBlock.imports(files[0], "data")
     assert np.array_equal(loaded(x).asnumpy(), expected)
+
+
+def test_unknown_sizes_of_files_remain_unknown_under_numpy_shapes():
+    data, weight = mx.sym.var("data"), mx.sym.var("weight", shape=(3, 0))
+    text = mx.sym.FullyConnected(data, weight, num_hidden=3).tojson()
+    for numpy in (False, True):
+        with mx.np_shape(numpy):
+            shapes, outputs, _ = mx.sym.load_json(text).infer_shape(data=(2, 4))
+            assert shapes == [(2, 4), (3, 4), (3,)] and outputs == [(2, 3)]
+    with mx.np_shape():
+        data, weight = mx.sym.var("data"), mx.sym.var("weight", shape=(0, 4))
+        text = mx.sym.dot(weight, data).tojson()
+        assert mx.sym.load_json(text).infer_shape(data=(4, 2))[1] == [(0, 2)]
