@@ -120,8 +120,8 @@ def _vector_norm(x, order, axis):
 
 
 def _largest(sizes, axis):
-    """Returns the maxima of numbers that are not negative along axes, which stay with size 1; 0 if
-    there are none."""
+    """Returns the maxima of nonnegative numbers along axes, which keep size 1. The maximum of no
+    numbers is 0."""
     empty = any(sizes.shape[i] == 0 for i in axis)
     return (sizes.sum if empty else sizes.max)(axis=axis, keepdims=True)
 

@@ -192,7 +192,8 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
                       .train = node.train};
     mpg_status status = mpg_op_gradient(&g);
     if (status == MPG_OK) status = g.status;
-    /* For example, the op has a gradient, but not for integers. */
+    /* The op may lack a gradient for this dtype. Backward, which is not lenient, fails if a
+     * gradient arrives. */
     if (p->lenient && status == MPG_ERROR) return MPG_OK;
     if (status != MPG_OK) {
       const char *path = mpg_scope_text(node.scope);

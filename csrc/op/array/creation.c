@@ -2,17 +2,17 @@
 #include <math.h>
 
 #include "op/infer.h"
+#include "op/precision/promotion.h"
 
 mpg_status mpg_infer_number(const mpg_infer *infer, const char *name, double value,
                             mpg_dtype dtype) {
   if (!mpg_op_is_numpy(infer->op) || dtype == MPG_DTYPE_NONE || !mpg_dtype_is_integer(dtype))
     return MPG_OK;
-  int bits = 8 * (int)mpg_dtype_size(dtype) - (dtype != MPG_UINT8);
-  double end = ldexp(1, bits), least = dtype == MPG_UINT8 ? 0 : -end;
+  const mpg_integer_range range = mpg_range_of_integers(dtype);
   /* The fraction is dropped. */
-  if (trunc(value) >= least && value < end) return MPG_OK;
+  if (trunc(value) >= range.low && value < range.end) return MPG_OK;
   mpg_infer_fail(infer, "%s %.17g is out of range for %s, %.17g to %.17g", name, value,
-                 mpg_dtype_name(dtype), least, end - 1);
+                 mpg_dtype_name(dtype), range.low, range.end - 1);
   return MPG_VALUE_ERROR;
 }
 

@@ -4,6 +4,7 @@
  * rounds to nearest even. The buffer protocol rejects bfloat16, and DLPack exports it unchanged.
  */
 #define MPG_NUMPY_OWNER
+#include "op/precision/promotion.h"
 #include "python/core.h"
 #include "python/array/numpy.h"
 
@@ -397,12 +398,9 @@ static mpg_dtype dtype_of_integers(PyArrayObject *array, mpg_dtype wanted, bool 
     return MPG_DTYPE_NONE;
   }
   if (promotes) return own;
-  long long least = 0, most = 1; /* of bool */
-  if (wanted == MPG_UINT8) most = UINT8_MAX;
-  if (wanted == MPG_INT8) least = INT8_MIN, most = INT8_MAX;
-  if (wanted == MPG_INT32) least = INT32_MIN, most = INT32_MAX;
-  if (wanted == MPG_INT64) least = INT64_MIN, most = INT64_MAX;
-  return low >= least && high <= most ? wanted : own;
+  const mpg_integer_range range = mpg_range_of_integers(wanted);
+  bool fits = wanted == MPG_INT64 || ((double)low >= range.low && (double)high < range.end);
+  return fits ? wanted : own;
 }
 
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, mpg_py_operand_rule rule,

@@ -51,7 +51,7 @@ struct libraries {
   general_functions general;
   cublasHandle_t blas_handle;
   cusolverDnHandle_t solver_handle;
-  cusolverDnParams_t parameters; /* of `general`; NULL until it is loaded */
+  cusolverDnParams_t parameters; /* for `general`; owned; NULL before its first use */
 };
 
 void release(void *contents) {

@@ -431,8 +431,8 @@ def _differ(values):
 
 # --- Functions that generalize a parameter of an op, such as the shape of a reshape ---------------
 #
-# A function returns a value of the parameter that is valid for all sizes, or None if there is none.
-# Its arguments are the op's parameters, a tuple for each number in the parameter with the number's
+# A function returns the parameter's value for all sizes, or None if no single value is right. Its
+# arguments are the op's parameters, a tuple for each number in the parameter with the number's
 # values in all traces, and the sizes of the op's first input.
 
 

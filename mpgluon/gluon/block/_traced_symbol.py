@@ -198,8 +198,7 @@ _NOT_OF_OP = {"as", "like", "of", "cut"}
 
 
 def _sliced_like(node, source, axis, at, numpy):
-    """Returns the first slices of a node along the axis `at`, as many as another value has along
-    `axis`."""
+    """Cuts the axis `at` of a node to the size that `source` has along `axis`."""
     if axis != at:
         dims = {"dim1": str(axis), "dim2": str(at)}
         source = _node(_Row("SwapAxis", numpy), dims, [source]), 0
