@@ -85,3 +85,14 @@ class Function(gluon.HybridBlock):
 
     def forward(self, x, *args):
         return self.f(self, mx.nd, x, *args)
+
+
+class Calling(gluon.HybridBlock):
+    """A block that calls a function of arrays."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)

@@ -7,6 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, np, npx
 from mpgluon.numpy import _fallback
+from support.functions import Calling
 
 # Functions whose results have shapes that depend on values, or that files cannot contain
 SKIPPED = {
@@ -100,15 +101,6 @@ CALLS = {
     ),
     "cond": lambda x: npx.cond(x.sum() > 4, lambda: x * 2, lambda: np.exp(x)),
 }
-
-
-class Calling(gluon.HybridBlock):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def listed(results):

@@ -7,9 +7,10 @@ import numpy as onp
 import pytest
 
 import mpgluon as mx
-from mpgluon import gluon, nd, np, npx
+from mpgluon import nd, np, npx
 from mpgluon.gluon import nn
 from mpgluon.numpy import _fallback
+from support.functions import Calling
 from support.onnx_files import error, listed, onnx, run
 
 # Expressions of x (float32), i (int32) and m (bool)
@@ -157,15 +158,6 @@ def values(rows):
 
 
 VALUES = values(3)
-
-
-class Calling(gluon.HybridBlock):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 @pytest.fixture(autouse=True)
