@@ -197,7 +197,7 @@ def fuzz(tmp_path, **options):
 
 
 def test_ops_with_hostile_parameters_do_not_crash(tmp_path):
-    fuzz(tmp_path, calls=2500)
+    fuzz(tmp_path, calls=2500, seed=1)
 
 
 @pytest.mark.slow
@@ -242,6 +242,19 @@ def test_extreme_integers_raise_or_mean_out_of_range():
             refused()
     for k in (most, least):
         assert mx.nd.diag(mx.nd.ones((5, 2)), k=k).shape == (0,)
+
+
+@pytest.mark.parametrize("format", ["int8", "int4", "nf4", "q8_0", "q4_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("in_units", [2**63 - 1, (2**63 // 34) * 32, 2**62])
+def test_packed_weights_of_extreme_sizes_raise(format, in_units):
+    packed = mx.nd.zeros((5, 68), dtype="int8" if format == "int8" else "uint8")
+    scales = [mx.nd.ones((5, 1))] if format in ("int8", "int4", "nf4") else []
+    for group in (0, 1, 2**62):
+        options = dict(units=5, in_units=in_units, format=format, group=group)
+        with pytest.raises(mx.MXNetError, match="too large|multiple|group"):
+            mx.nd.contrib.dequantize_weight(packed, *scales, **options)
+        with pytest.raises(mx.MXNetError, match="too large|multiple|group"):
+            mx.nd.contrib.quantized_dot(mx.nd.ones((1, 68)), packed, *scales, **options)
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -81,7 +81,10 @@ static inline mpg_quantized_weight mpg_quantized_weight_of(const mpg_op *op, con
   if (dot) bias = ((const mpg_quantized_dot_params *)params)->use_bias;
   if (w.group == 0) w.group = w.in_units;
   w.groups = mpg_weight_has_scales(w.format) ? w.in_units / w.group : 0;
-  w.row_bytes = w.in_units / mpg_weight_block(w.format) * mpg_weight_block_bytes(w.format);
+  /* Inference runs this before it refuses weights that are too large. */
+  if (__builtin_mul_overflow(w.in_units / mpg_weight_block(w.format),
+                             mpg_weight_block_bytes(w.format), &w.row_bytes))
+    w.row_bytes = INT64_MAX;
   int next = dot;
   w.data_input = dot ? 0 : -1;
   w.packed_input = next++;
