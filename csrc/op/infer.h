@@ -5,13 +5,13 @@
 
 #include "op/op.h"
 
-#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \
-                   num_inputs, num_outputs, saves, flags, dtypes, batching, kernel, doc)      \
-  mpg_status mpg_infer_##infer(mpg_infer *);                                                  \
-  mpg_status mpg_infer_inputs_##infer_inputs(mpg_infer *);                                    \
-  mpg_cost mpg_cost_##cost(const mpg_infer *);                                                \
-  void mpg_gradient_##gradient(mpg_gradient *);                                               \
-  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                              \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient,      \
+                   num_inputs, num_outputs, saves, flags, dtypes, batching, sharding, kernel, doc) \
+  mpg_status mpg_infer_##infer(mpg_infer *);                                                       \
+  mpg_status mpg_infer_inputs_##infer_inputs(mpg_infer *);                                         \
+  mpg_cost mpg_cost_##cost(const mpg_infer *);                                                     \
+  void mpg_gradient_##gradient(mpg_gradient *);                                                    \
+  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                                   \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
 #define MPG_COMPOSED_ROW(id, aliases, inputs, outputs, params, infer, compose, num_inputs, \
                          num_outputs, flags, dtypes, doc)                                  \

@@ -204,6 +204,10 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
 struct mpg_batching;
 typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
+/* Sharding rule (op/sharding/sharding.h). */
+struct mpg_sharding;
+typedef mpg_status (*mpg_sharding_fn)(struct mpg_sharding *);
+
 /* Traits of an op. */
 typedef uint64_t mpg_op_flags;
 #define MPG_OP_PLAIN UINT64_C(0)
@@ -335,6 +339,7 @@ struct mpg_op {
   mpg_gradient_fn gradient; /* mpg_gradient_missing if not differentiable */
   mpg_compose_fn compose;   /* COMPOSED ops only; NULL if the op has a kernel */
   mpg_batching_fn batching;
+  mpg_sharding_fn sharding;
   const char *doc;
   const mpg_extension *extension; /* NULL for a row of ops.def */
 };

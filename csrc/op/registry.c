@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "op/batching/batching.h"
+#include "op/sharding/sharding.h"
 #include "op/infer.h"
 #include "op/precision/promotion.h"
 #include "op/precision/precision.h"
@@ -15,7 +16,7 @@ static char numpy_names[MPG_OP_LIMIT][64];
 
 #define MPG_OP_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_infer_inputs, \
                    op_cost, op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags,        \
-                   op_dtypes, op_batching, op_kernel, op_doc)                                      \
+                   op_dtypes, op_batching, op_sharding, op_kernel, op_doc)                         \
   {.id = MPG_OP_##op_id,                                                                           \
    .name = #op_id,                                                                                 \
    .aliases = op_aliases,                                                                          \
@@ -32,6 +33,7 @@ static char numpy_names[MPG_OP_LIMIT][64];
    .flags = op_flags,                                                                              \
    .dtypes = op_dtypes,                                                                            \
    .batching = mpg_batching_##op_batching,                                                         \
+   .sharding = mpg_sharding_##op_sharding,                                                         \
    .doc = op_doc,                                                                                  \
    .numpy = &numpy_ops[MPG_OP_##op_id]},
 #define MPG_COMPOSED_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer,          \
@@ -52,6 +54,7 @@ static char numpy_names[MPG_OP_LIMIT][64];
    .flags = MPG_OP_COMPOSED | (op_flags),                                                        \
    .dtypes = op_dtypes,                                                                          \
    .batching = mpg_batching_unknown,                                                             \
+   .sharding = mpg_sharding_whole,                                                               \
    .doc = op_doc,                                                                                \
    .numpy = &numpy_ops[MPG_OP_##op_id]},
 static const mpg_op ops[] = {

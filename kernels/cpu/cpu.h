@@ -17,8 +17,8 @@
 #define MPG_TEXT(x) MPG_TEXT_(x)
 #define MPG_PER_ISA(name) __asm__(#name "_" MPG_TEXT(MPG_ISA))
 
-#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \
-                   num_inputs, num_outputs, saves, flags, dtypes, batching, kernel, doc)      \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient,      \
+                   num_inputs, num_outputs, saves, flags, dtypes, batching, sharding, kernel, doc) \
   mpg_status mpg_cpu_##kernel(const mpg_kernel_call *) MPG_PER_ISA(mpg_cpu_##kernel);
 #include "op/ops.def"
 #undef MPG_OP_ROW

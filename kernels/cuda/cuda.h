@@ -24,8 +24,8 @@ extern "C" {
 #include "kernels/cuda/random_key.h"
 
 /* Declares all kernels, so that their definitions in .cu files have C linkage. */
-#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \
-                   num_inputs, num_outputs, saves, flags, dtypes, batching, kernel, doc)      \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient,      \
+                   num_inputs, num_outputs, saves, flags, dtypes, batching, sharding, kernel, doc) \
   extern "C" mpg_status mpg_cuda_##kernel(const mpg_kernel_call *);
 #include "op/ops.def"
 #undef MPG_OP_ROW

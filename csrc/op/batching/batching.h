@@ -63,8 +63,8 @@ mpg_status mpg_op_batching(mpg_batching *b);
 
 /* --- For rules -------------------------------------------------------------------------------- */
 /* Rules are called with at least one DIVIDED input. The remaining inputs are SAME or FREE. */
-#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \
-                   num_inputs, num_outputs, saves, flags, dtypes, batching, kernel, doc)      \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient,      \
+                   num_inputs, num_outputs, saves, flags, dtypes, batching, sharding, kernel, doc) \
   mpg_status mpg_batching_##batching(mpg_batching *b);
 #include "op/ops.def"
 #undef MPG_OP_ROW

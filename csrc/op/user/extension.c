@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "mpgluon/include/mpgluon/op.h"
 #include "op/batching/batching.h"
+#include "op/sharding/sharding.h"
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
@@ -491,6 +492,7 @@ static void add_op(mpg_extension *e) {
                 .flags = MPG_OP_HEAVY | MPG_OP_TRAIN,
                 .dtypes = e->op.dtypes,
                 .batching = batching,
+                .sharding = mpg_sharding_from_batching,
                 .doc = e->op.doc ? e->op.doc : "",
                 .extension = e};
   mpg_registry_add(&row, true);
@@ -507,6 +509,7 @@ static void add_op(mpg_extension *e) {
   row.flags |= MPG_OP_HIDDEN;
   row.dtypes = MPG_DTYPES_ALL;
   row.batching = mpg_batching_unknown;
+  row.sharding = mpg_sharding_whole;
   e->backward = mpg_registry_add(&row, false);
 }
 

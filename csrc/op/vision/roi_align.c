@@ -206,6 +206,9 @@ static bool fits(mpg_gradient *g, const mpg_value *inputs) {
   const mpg_shape *data = &mpg_value_desc(g, inputs[0])->shape;
   if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1)
     mpg_gradient_fail(g, "pooled_size must be a height and a width, at least 1");
+  else if (mpg_shape_check(&(mpg_shape){.ndim = 2, .dims = {bins->values[0], bins->values[1]}},
+                           MPG_FLOAT64, NULL) != MPG_OK)
+    mpg_gradient_fail(g, "pooled_size is too large");
   else if (params->position_sensitive && data->dims[1] % (bins->values[0] * bins->values[1]))
     mpg_gradient_fail(
         g, "channels must be a multiple of the number of bins if position_sensitive is set");

@@ -266,10 +266,15 @@ static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *
     return MPG_NO_VALUE;
   }
   int64_t batch = shape.dims[0], height = target->values[0], width = target->values[1];
-  mpg_shape plane = {.ndim = 2, .dims = {height, width}},
-            line = {.ndim = 2, .dims = {1, height * width}},
-            rows = {.ndim = 2, .dims = {2 * batch, 3}},
-            result = {.ndim = 4, .dims = {batch, 2, height, width}};
+  mpg_shape result = {.ndim = 4, .dims = {batch, 2, height, width}},
+            plane = {.ndim = 2, .dims = {height, width}};
+  if (mpg_shape_check(&plane, MPG_FLOAT64, NULL) != MPG_OK ||
+      mpg_shape_check(&result, MPG_FLOAT64, NULL) != MPG_OK) {
+    mpg_gradient_fail(g, "target_shape is too large");
+    return MPG_NO_VALUE;
+  }
+  mpg_shape line = {.ndim = 2, .dims = {1, height * width}},
+            rows = {.ndim = 2, .dims = {2 * batch, 3}};
   mpg_value x = count_along(g, theta, width, 1, 2, dtype),
             y = count_along(g, theta, height, 0, 2, dtype);
   x = mpg_plus(g, mpg_times(g, x, width > 1 ? 2.0 / (double)(width - 1) : 0), -1);

@@ -1,6 +1,7 @@
 /* Functions for mpgluon.gluon: inference with partly known shapes, the block path (scope) under
  * which work is queued, dtype names. See core.h. */
 #include "autograd/groups.h"
+#include "op/sharding/sharding.h"
 #include "python/core.h"
 
 /* --- Inference -------------------------------------------------------------------------------- */
@@ -179,6 +180,120 @@ static PyObject *op_cost(PyObject *Py_UNUSED(module), PyObject *args) {
   return result;
 }
 
+/* --- Sharding rules ----------------------------------------------------------------------------
+ */
+static PyObject *digit_to(const mpg_digit *digit) {
+  if (digit->axis < 0) return Py_NewRef(Py_None);
+  return Py_BuildValue("iLL", digit->axis, (long long)digit->outer, (long long)digit->inner);
+}
+
+static PyObject *factor_to(const mpg_sharding *s, const mpg_factor *factor) {
+  static const char *const kinds[] = {"pass", "sum", "max", "min"};
+  int count = s->num_inputs + s->num_outputs;
+  PyObject *digits = PyList_New(count);
+  for (int i = 0; digits != NULL && i < count; i++) {
+    PyObject *digit = digit_to(&factor->digits[i]);
+    if (digit == NULL)
+      Py_CLEAR(digits);
+    else
+      PyList_SET_ITEM(digits, i, digit);
+  }
+  if (digits == NULL) return NULL;
+  return Py_BuildValue("(sLON)", kinds[factor->kind], (long long)factor->size,
+                       factor->counts ? Py_True : Py_False, digits);
+}
+
+static mpg_sharding sharding_of(const inferred_call *call, mpg_arena *arena) {
+  return (mpg_sharding){.op = call->infer.op,
+                        .params = call->infer.params,
+                        .num_inputs = call->infer.num_inputs,
+                        .num_outputs = call->infer.num_outputs,
+                        .inputs = call->infer.inputs,
+                        .outputs = call->infer.outputs,
+                        .train = call->infer.train,
+                        .arena = arena};
+}
+
+static PyObject *op_sharding(PyObject *Py_UNUSED(module), PyObject *args) {
+  inferred_call call;
+  PyObject *result = NULL;
+  mpg_arena arena = {0};
+  if (infer_call(args, &call) == 0) {
+    mpg_sharding s = sharding_of(&call, &arena);
+    mpg_status status = mpg_op_sharding(&s);
+    if (status != MPG_OK) mpg_py_raise(status);
+    if (status == MPG_OK) result = PyList_New(s.num_factors);
+    for (int f = 0; result != NULL && f < s.num_factors; f++) {
+      PyObject *factor = factor_to(&s, &s.factors[f]);
+      if (factor == NULL)
+        Py_CLEAR(result);
+      else
+        PyList_SET_ITEM(result, f, factor);
+    }
+  }
+  mpg_arena_free(&arena);
+  end_call(&call);
+  return result;
+}
+
+/* Parses a list of (shape, dtype) pairs of the same length as `count`. Returns false with an
+ * exception set if it is invalid. */
+static bool parts_from(PyObject *pairs, mpg_desc *descs, int count) {
+  if (!PyTuple_Check(pairs) || PyTuple_GET_SIZE(pairs) != count) {
+    PyErr_Format(PyExc_TypeError, "op_localize: expected a tuple of %d (shape, dtype) pairs",
+                 count);
+    return false;
+  }
+  for (int i = 0; i < count; i++)
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(pairs, i), &descs[i], 0) < 0) return false;
+  return true;
+}
+
+static PyObject *localized(const inferred_call *call, PyObject *inputs, PyObject *outputs) {
+  const mpg_infer *infer = &call->infer;
+  const mpg_param_table *table = infer->op->params;
+  PyObject *result = NULL;
+  mpg_arena arena = {0};
+  mpg_desc *parts =
+      PyMem_Calloc((size_t)infer->num_inputs + (size_t)infer->num_outputs + 1, sizeof *parts);
+  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
+  mpg_sharding s = sharding_of(call, &arena);
+  if (parts == NULL) return PyErr_NoMemory();
+  if (parts_from(inputs, parts, infer->num_inputs) &&
+      parts_from(outputs, parts + infer->num_inputs, infer->num_outputs)) {
+    mpg_status status = mpg_op_sharding(&s);
+    if (status == MPG_OK)
+      status = mpg_sharding_localize(&s, parts, parts + infer->num_inputs, params);
+    if (status != MPG_OK)
+      mpg_py_raise(status);
+    else
+      result = PyDict_New();
+  }
+  for (int i = 0; result != NULL && i < table->count; i++) {
+    mpg_text text = {0};
+    mpg_params_get_text(table, params, i, &text);
+    PyObject *value = text.failed ? PyErr_NoMemory() : PyUnicode_FromString(mpg_text_string(&text));
+    if (value == NULL || PyDict_SetItemString(result, table->params[i].name, value) < 0)
+      Py_CLEAR(result);
+    Py_XDECREF(value);
+    mpg_text_free(&text);
+  }
+  mpg_arena_free(&arena);
+  PyMem_Free(parts);
+  return result;
+}
+
+static PyObject *op_localize(PyObject *Py_UNUSED(module), PyObject *args) {
+  inferred_call call = {0};
+  PyObject *result = NULL, *inputs, *outputs, *whole;
+  if (!PyArg_ParseTuple(args, "O!O!O!:op_localize", &PyTuple_Type, &whole, &PyTuple_Type, &inputs,
+                        &PyTuple_Type, &outputs))
+    return NULL;
+  if (infer_call(whole, &call) == 0) result = localized(&call, inputs, outputs);
+  end_call(&call);
+  return result;
+}
+
 /* --- Scopes, dtypes --------------------------------------------------------------------------- */
 static PyObject *intern_scope(PyObject *Py_UNUSED(module), PyObject *path) {
   const char *text = PyUnicode_Check(path) ? PyUnicode_AsUTF8(path) : NULL;
@@ -277,6 +392,14 @@ static PyMethodDef methods[] = {
      "op_cost(name, inputs, params)\n--\n\nThe cost of one call of an op: (bytes read and written, "
      "floating-point operations). inputs: a list\nof (shape, dtype) pairs; params: a dict. Raises "
      "MXNetError if the call is invalid."},
+    {"op_sharding", op_sharding, METH_VARARGS,
+     "op_sharding(name, inputs, params)\n--\n\nThe factors of an op's sharding rule "
+     "(csrc/op/sharding/sharding.h): a list of (kind, size, counts,\ndigits), where digits has an "
+     "(axis, outer, inner) or None for each input, then for each output."},
+    {"op_localize", op_localize, METH_VARARGS,
+     "op_localize((name, inputs, params), inputs_of_part, outputs_of_part)\n--\n\nThe parameters, "
+     "as text, of a call on parts of the arrays. Raises MXNetError if the op cannot be\nrestricted "
+     "to these parts."},
     {"infer_shape", infer_shape, METH_VARARGS,
      "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, "
      "dtype) pairs, with 0 for unknown sizes and None\nfor unknown shapes and dtypes; params: a "

@@ -1,0 +1,186 @@
+/* Sharding rules: the interface, and the rule that derives factors from the batching rule. */
+#include "op/sharding/sharding.h"
+
+#include <string.h>
+
+#include "base/workspace.h"
+#include "op/batching/batching.h"
+#include "op/infer.h"
+
+/* --- Interface -------------------------------------------------------------------------------- */
+
+mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size) {
+  int count = s->num_inputs + s->num_outputs;
+  if (s->num_factors == s->capacity) {
+    int capacity = s->capacity ? 2 * s->capacity : 8;
+    mpg_factor *larger = mpg_arena_alloc(s->arena, (size_t)capacity * sizeof *larger);
+    if (!larger) return NULL;
+    if (s->num_factors) memcpy(larger, s->factors, (size_t)s->num_factors * sizeof *larger);
+    s->factors = larger;
+    s->capacity = capacity;
+  }
+  mpg_digit *digits = mpg_arena_alloc(s->arena, (size_t)(count + 1) * sizeof *digits);
+  if (!digits) return NULL;
+  for (int i = 0; i < count; i++) digits[i] = (mpg_digit){-1, 1, 1};
+  mpg_factor *factor = &s->factors[s->num_factors++];
+  *factor = (mpg_factor){.kind = kind, .size = size, .digits = digits};
+  return factor;
+}
+
+mpg_status mpg_op_sharding(mpg_sharding *s) {
+  s->factors = NULL;
+  s->num_factors = s->capacity = 0;
+  s->localize = NULL;
+  MPG_TRY(s->op->sharding(s));
+  int kept = 0;
+  for (int f = 0; f < s->num_factors; f++)
+    if (s->factors[f].size > 1) s->factors[kept++] = s->factors[f];
+  s->num_factors = kept;
+  return MPG_OK;
+}
+
+mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
+                                 const mpg_desc *outputs, void *params) {
+  size_t size = s->op->params->size;
+  mpg_part_call call = {.op = s->op,
+                        .num_inputs = s->num_inputs,
+                        .num_outputs = s->num_outputs,
+                        .whole_inputs = s->inputs,
+                        .whole_outputs = s->outputs,
+                        .inputs = inputs,
+                        .outputs = outputs};
+  if (size) memcpy(params, s->params, size);
+  if (s->localize) MPG_TRY(s->localize(&call, params));
+  mpg_workspace space = {0};
+  mpg_desc *in = mpg_workspace_take(&space, (size_t)s->num_inputs + 1, sizeof *in);
+  mpg_desc *out = mpg_workspace_take(&space, (size_t)s->num_outputs + 1, sizeof *out);
+  mpg_status status = MPG_OK;
+  MPG_GOTO(mpg_workspace_check(&space));
+  memcpy(in, inputs, (size_t)s->num_inputs * sizeof *in);
+  MPG_GOTO(mpg_op_infer(s->op, params, s->train, in, s->num_inputs, out, s->num_outputs));
+  for (int k = 0; k < s->num_outputs; k++) {
+    if (mpg_shape_equal(&out[k].shape, &outputs[k].shape)) continue;
+    char got[MPG_SHAPE_TEXT_SIZE], wanted[MPG_SHAPE_TEXT_SIZE];
+    MPG_GOTO(mpg_fail(MPG_ERROR, "%s on a part of its arrays returns an array of shape %s, not %s",
+                      s->op->name, mpg_shape_text(&out[k].shape, got, sizeof got),
+                      mpg_shape_text(&outputs[k].shape, wanted, sizeof wanted)));
+  }
+fail:
+  mpg_workspace_free(&space);
+  return status;
+}
+
+mpg_status mpg_sharding_whole(mpg_sharding *s) {
+  (void)s;
+  return MPG_OK;
+}
+
+/* --- Derived from the batching rule ----------------------------------------------------------- */
+
+typedef struct probe {
+  mpg_sharding *s;
+  mpg_batching b;
+} probe;
+
+static void divide(probe *p, int input, int axis) {
+  p->b.in[input] = (mpg_batch){.kind = MPG_BATCH_DIVIDED, .axis = axis, .outer = 1, .inner = 1};
+}
+
+static void clear(probe *p) {
+  for (int i = 0; i < p->b.num_inputs; i++) p->b.in[i] = (mpg_batch){.kind = MPG_BATCH_SAME};
+}
+
+/* Runs the batching rule. Returns true if it accepts the divided inputs. */
+static bool accepted(probe *p) {
+  for (int k = 0; k < p->b.num_outputs; k++) p->b.out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
+  if (p->b.op->batching(&p->b) != MPG_OK) return false;
+  for (int k = 0; k < p->b.num_outputs; k++)
+    if (p->b.out[k].kind != MPG_BATCH_DIVIDED && p->b.out[k].kind != MPG_BATCH_SAME) return false;
+  return true;
+}
+
+static int64_t size_of(const mpg_desc *desc, int axis) {
+  return axis >= 0 && axis < desc->shape.ndim ? desc->shape.dims[axis] : 0;
+}
+
+/* Divides every input that has `rows` elements along `axis`, counted from the end if `from_end`. */
+static void divide_alike(probe *p, int axis, int64_t rows, bool from_end) {
+  clear(p);
+  for (int i = 0; i < p->b.num_inputs; i++) {
+    int own = from_end ? axis + p->b.inputs[i].shape.ndim : axis;
+    if (size_of(&p->b.inputs[i], own) == rows) divide(p, i, own);
+  }
+}
+
+/* Tries all ways to divide the inputs from `next` on, except input `first`. */
+static bool search(probe *p, int first, int64_t rows, int next) {
+  if (next == p->b.num_inputs) return accepted(p);
+  if (next == first) return search(p, first, rows, next + 1);
+  p->b.in[next] = (mpg_batch){.kind = MPG_BATCH_SAME};
+  if (search(p, first, rows, next + 1)) return true;
+  for (int axis = 0; axis < p->b.inputs[next].shape.ndim; axis++) {
+    if (p->b.inputs[next].shape.dims[axis] != rows) continue;
+    divide(p, next, axis);
+    if (search(p, first, rows, next + 1)) return true;
+  }
+  p->b.in[next] = (mpg_batch){.kind = MPG_BATCH_SAME};
+  return false;
+}
+
+enum { SEARCHED_INPUTS = 4 };
+
+static bool find_division(probe *p, int input, int axis) {
+  int64_t rows = p->b.rows = p->b.inputs[input].shape.dims[axis];
+  clear(p);
+  divide(p, input, axis);
+  if (accepted(p)) return true;
+  divide_alike(p, axis, rows, false);
+  if (accepted(p)) return true;
+  divide_alike(p, axis - p->b.inputs[input].shape.ndim, rows, true);
+  if (accepted(p)) return true;
+  if (p->b.num_inputs > SEARCHED_INPUTS) return false;
+  clear(p);
+  divide(p, input, axis);
+  return search(p, input, rows, 0);
+}
+
+static bool is_taken(const mpg_sharding *s, int input, int axis) {
+  for (int f = 0; f < s->num_factors; f++)
+    if (s->factors[f].digits[input].axis == axis) return true;
+  return false;
+}
+
+static mpg_digit digit_of(const mpg_batch *batch) {
+  return batch->kind == MPG_BATCH_DIVIDED ? (mpg_digit){batch->axis, batch->outer, batch->inner}
+                                          : (mpg_digit){-1, 1, 1};
+}
+
+mpg_status mpg_sharding_from_batching(mpg_sharding *s) {
+  mpg_workspace space = {0};
+  mpg_status status = MPG_OK;
+  probe p = {.s = s,
+             .b = {.op = s->op,
+                   .params = s->params,
+                   .num_inputs = s->num_inputs,
+                   .num_outputs = s->num_outputs,
+                   .inputs = s->inputs,
+                   .outputs = s->outputs,
+                   .train = s->train}};
+  p.b.in = mpg_workspace_take(&space, (size_t)s->num_inputs + 1, sizeof *p.b.in);
+  p.b.out = mpg_workspace_take(&space, (size_t)s->num_outputs + 1, sizeof *p.b.out);
+  MPG_GOTO(mpg_workspace_check(&space));
+  for (int i = 0; i < s->num_inputs; i++)
+    for (int axis = 0; axis < s->inputs[i].shape.ndim; axis++) {
+      if (s->inputs[i].shape.dims[axis] < 2 || is_taken(s, i, axis) || !find_division(&p, i, axis))
+        continue;
+      mpg_factor *factor = mpg_sharding_add(s, MPG_FACTOR_PASS, p.b.rows);
+      if (!factor) MPG_GOTO(mpg_out_of_host_memory(sizeof *factor));
+      factor->counts = s->op->flags & MPG_OP_RANDOM;
+      for (int k = 0; k < s->num_inputs; k++) factor->digits[k] = digit_of(&p.b.in[k]);
+      for (int k = 0; k < s->num_outputs; k++)
+        factor->digits[s->num_inputs + k] = digit_of(&p.b.out[k]);
+    }
+fail:
+  mpg_workspace_free(&space);
+  return status;
+}
