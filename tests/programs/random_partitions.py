@@ -1,0 +1,185 @@
+"""Random networks with random annotations, divided over devices, compute the same as on one device.
+
+    python tests/programs/random_partitions.py --count 1000 [--seed 7]
+
+A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
+
+The networks come from random_networks.py, in double precision. Parameters, the input and values
+between the nodes are cut along random axes of a random mesh, evenly or not.
+"""
+
+import os
+import sys
+from itertools import starmap
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import autograd, nd
+from mpgluon.gluon._tree import parameters_by_path
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
+
+from programs import random_networks
+from programs.random_blocks import hunt
+from support.devices import on
+from support.meshes import gradients, values
+
+WIDTH = random_networks.WIDTH
+MESHES = [
+    {"data": 2},
+    {"shard": 2},
+    {"shard": 3},
+    {"shard": [3, 1]},
+    {"model": 2},
+    {"data": 2, "model": 2},
+    {"data": 2, "shard": 2},
+    {"data": [1, 2], "model": 3},
+    {"data": 2, "context": 2, "model": 2},
+]
+# A difference in the last bit may change their results.
+DISCONTINUOUS = {
+    "through",
+    "made_loss",
+    "regression",
+    "tokens",
+    "rotary",
+    "limited_heads",
+    "classes",
+}
+WAYS = [{}, {}, {}, {"static_alloc": True}, {"recompute": True}, None]
+
+
+class Network(random_networks.Network):
+    """A network whose values are annotated. Without a mesh, annotations have no effect."""
+
+    def __init__(self, case):
+        self.marks = case.marks
+        super().__init__(case, True)
+
+    def compute(self, F, node, inputs):
+        value = super().compute(F, node, inputs)
+        axes = self.marks.get(self.case.nodes.index(node))
+        return value if axes is None else F.contrib.sharded(value, axes=axes)
+
+
+class Case(random_networks.Case):
+    """A network, its annotations and its training, generated from a seed."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.devices, self.dtype = 1, "float64"
+        for node in self.nodes:
+            node.device = 0
+            node.kind = "tanh" if node.kind in DISCONTINUOUS else node.kind
+        draw = self.draw = np.random.RandomState(seed + 1)
+        self.axes = MESHES[draw.randint(len(MESHES))]
+        self.way = WAYS[draw.randint(len(WAYS))]
+        self.sizes = [int(n) for n in draw.choice([1, 2, 3, 4, 5, 8], 2)]
+        # The rows of values vary, and annotations ignore axes with too few of them.
+        self.marks = {
+            number: ",".join(self.entries((None, WIDTH)))
+            for number in range(len(self.nodes))
+            if draw.rand() < 0.2
+        }
+        self.plan = {"data0": self.entries((None, WIDTH))}
+        for path, param in parameters_by_path(Network(self)).items():
+            if draw.rand() < 0.4 and param.differentiable:
+                self.cut(path, param.shape)
+
+    def entry(self, axis, size):
+        """Returns an annotation of `size` indices that leaves an index for each device."""
+        shares = self.axes[axis]
+        count, weights = (shares, None) if isinstance(shares, int) else (len(shares), shares)
+        choices = [(1, 1)] if size is None else [(1, 1), (1, 2), (2, 1), (3, 1)]
+        found = [axis] if size is None else []
+        for blocks, unit in choices if size is not None else ():
+            each = size // blocks // unit
+            parts = mx.parallel.collectives.divide(each, count, weights)
+            if blocks * unit * each == size and all(starmap(int.__lt__, parts)):
+                found.append(axis if blocks == unit == 1 else f"{axis}:{blocks}:{unit}")
+        return found[self.draw.randint(len(found))] if found else ""
+
+    def entries(self, shape):
+        """Annotates random dimensions with different axes of the mesh."""
+        result = [""] * len(shape)
+        for axis in map(str, self.draw.permutation([*self.axes])):
+            dim = self.draw.randint(len(shape) + 1)
+            if dim == len(shape):
+                continue
+            if not result[dim]:
+                result[dim] = self.entry(axis, shape[dim])
+            elif ":" not in result[dim]:
+                result[dim] += f"+{axis}"
+        return result
+
+    def cut(self, path, shape):
+        """Adds a parameter to the plan, cut along one axis."""
+        axis = str(self.draw.choice([*self.axes]))
+        dim = self.draw.randint(len(shape))
+        entry = self.entry(axis, shape[dim])
+        if entry:
+            self.plan[path] = (*[None] * dim, entry)
+
+    def __str__(self):
+        return f"{super().__str__()}\n  {self.axes}, {self.plan}, {self.marks}, {self.way}"
+
+    def train(self, flags, together, nudge=0.0):
+        """Returns results, gradients and parameters of all steps by name. `nudge` is a relative
+        change of the inputs."""
+        net = Network(self)
+        if not together:
+            shares = [n if isinstance(n, int) else len(n) for n in self.axes.values()]
+            mesh = mx.parallel.Mesh(self.axes, [on(i) for i in range(int(np.prod(shares)))])
+            plan = {
+                path: tuple(tuple(entry.split("+")) if entry else None for entry in entries)
+                if path == "data0"
+                else entries
+                for path, entries in self.plan.items()
+            }
+            mesh.partition(net, plan)
+        if flags is not None:
+            net.hybridize(**flags)
+        mx.random.seed(self.seed + 1)
+        found = {}
+        for step, size in enumerate(self.sizes):
+            rows = np.random.RandomState(step).uniform(-1, 1, (size, WIDTH))
+            rows *= 1 + nudge * np.random.RandomState(99).uniform(-1, 1, rows.shape)
+            x = nd.array(rows, dtype=self.dtype, ctx=on(0))
+            x.attach_grad()
+            with autograd.record():
+                outputs = net(x)
+                loss = nd.add_n(*[(out * out).mean() * (i + 1) for i, out in enumerate(outputs)])
+                if self.second:
+                    (gradient,) = autograd.grad(loss, [x], create_graph=True, retain_graph=True)
+                    loss = loss + (gradient * gradient).sum()
+            loss.backward()
+            for i, out in enumerate(outputs):
+                found[f"output {i} of step {step}"] = out.asnumpy()
+            found[f"gradient of the input in step {step}"] = x.grad.asnumpy()
+            for name, gradient in gradients(net).items():
+                found[f"gradient of {name} in step {step}"] = gradient
+            for param in net.collect_params().values():
+                if param.grad_req != "null":
+                    param.set_data(param.data() - 0.1 * param.grad())
+        found.update(values(net))
+        x = nd.array(np.random.RandomState(98).uniform(-1, 1, (3, WIDTH)), on(0), self.dtype)
+        found.update({f"prediction {i}": out.asnumpy() for i, out in enumerate(net(x))})
+        return found
+
+    def check(self):
+        one, many = self.train(self.way, True), self.train(self.way, False)
+        # Some networks, such as norms of constants, are ill-conditioned.
+        nudged = self.train(self.way, True, 1e-13)
+        assert one.keys() == many.keys()
+        for name, wanted in one.items():
+            if not np.abs(wanted).max(initial=0) < 1e8:  # training has diverged
+                return
+            scale = np.abs(wanted).max(initial=0.1)
+            allowed = 1e-9 * scale + 1e4 * np.abs(nudged[name] - wanted).max(initial=0)
+            difference = np.abs(many[name] - wanted).max(initial=0)
+            assert difference <= allowed, f"{name} differs by {difference}, {allowed=}\n{self}"
+
+
+if __name__ == "__main__":
+    sys.exit(hunt(lambda seed, options: Case(seed)))
