@@ -237,6 +237,12 @@ def test_extreme_integers_raise_or_mean_out_of_range():
     for refused in (
         lambda: mx.nd.image.crop(mx.nd.ones((5, 5, 3)), 4, most, 1, most),
         lambda: mx.nd.contrib.interleaved_matmul_selfatt_qk(mx.nd.ones((3, 2, 24)), heads=most),
+        lambda: mx.nd.Crop(mx.nd.ones((1, 2, 5, 6)), h_w=(None, most), center_crop=True),
+        lambda: mx.nd.image.resize(mx.nd.ones((5, 4, 3)), 2**62, keep_ratio=True),
+        lambda: mx.nd.GridGenerator(mx.nd.ones((2, 6)), "affine", target_shape=(2**32, 2**31)),
+        lambda: mx.nd.contrib.ROIAlign(
+            mx.nd.ones((2, 12, 6, 5)), mx.nd.zeros((4, 5)), (2**62, most), 1, position_sensitive=1
+        ),
     ):
         with pytest.raises(mx.MXNetError):
             refused()

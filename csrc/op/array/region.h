@@ -126,8 +126,10 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
     region->step[i] = 1;
     if (i < 2) continue;
     int64_t size = shape->dims[i], want = like ? like->dims[i] : params->h_w.values[i - 2];
-    int64_t start = params->center_crop ? (size - want) / 2 : params->offset.values[i - 2];
-    if (want < (like ? 0 : 1) || want > size || start < 0 || start > size - want)
+    bool fits = want >= (like ? 0 : 1) && want <= size;
+    int64_t start =
+        params->center_crop ? fits ? (size - want) / 2 : 0 : params->offset.values[i - 2];
+    if (!fits || start < 0 || start > size - want)
       return mpg_fail(
           MPG_VALUE_ERROR,
           "%s: %lld elements from %lld on are out of range for dimension %d of size %lld", op,

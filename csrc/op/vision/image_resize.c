@@ -66,6 +66,13 @@ void mpg_compose_image_resize(mpg_gradient *g, const mpg_value *inputs, mpg_valu
     return;
   }
   int64_t height = params->size.values[params->size.count - 1], width = params->size.values[0];
+  mpg_shape larger = {.ndim = 2, .dims = {shape.dims[axis], width}},
+            wider = {.ndim = 2, .dims = {shape.dims[axis + 1], height}};
+  if (mpg_shape_check(&larger, MPG_FLOAT64, NULL) != MPG_OK ||
+      mpg_shape_check(&wider, MPG_FLOAT64, NULL) != MPG_OK) {
+    mpg_gradient_fail(g, "size is too large");
+    return;
+  }
   if (params->size.count == 1 && params->keep_ratio) {
     if (shape.dims[axis] > shape.dims[axis + 1])
       height = shape.dims[axis] * width / shape.dims[axis + 1];
