@@ -383,6 +383,7 @@ CIRCLES = {
             "op/formula/internal",
             "op/precision/precision",
             "op/registry",
+            "op/sharding/sharding",
         }
     ),
     # The array type: its methods, and conversions from and to Python's types.

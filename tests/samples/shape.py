@@ -127,6 +127,10 @@ SAMPLES = {
         Sample([(8, 3)], {"newshape": (-6, 2, -1, -2), "reverse": True}, reshape_to(2, 4, 3)),
         Sample([(2, 0)], {"newshape": (0, -2, 3)}, reshape_to(0, 0, 3), name="empty"),
     ],
+    "_contrib_sharded": [
+        Sample([(3, 4)], {"axes": "model"}, exact(lambda x: x)),
+        Sample([(3, 4)], {"axes": ",data+model", "stored": True}, exact(lambda x: x)),
+    ],
     "reshape_like": [
         Sample(
             [(2, 6), (3, 4)], None, exact(lambda a, b: a.reshape(b.shape)), grad=[0], grad2=True

@@ -11,8 +11,10 @@ from mpgluon.onnx._fold import FOLDS
 from mpgluon.onnx._table import EXPORTS, IMPORTS
 from samples.base import FIRST_ORDER_ONLY, all_samples
 
+from .calls import mode
 from .gpu_kernels import MISSING
 from .paths import ROOT
+from .sharding import OTHER_BITS, factors_of, infer_outputs, summed, text_of
 
 PAGE = os.path.join(ROOT, "docs", "operators.md")
 ONNX_PAGE = os.path.join(ROOT, "docs", "onnx.md")
@@ -39,9 +41,17 @@ Some functions of `mx.nd` and `mx.sym` are written in Python and have no row: `C
 - **pipelines**: *yes* if the operator works on micro-batches. Operators whose results have shapes
   that depend on values run on the host instead.
 - **GPU**: *yes* if the operator has a GPU kernel, or is composed of operators that have one.
+- **division**: how a tested call can be divided over devices. As in `einsum`, each group in
+  parentheses is an array, and a letter is an index that can be cut into parts. A dot is an axis
+  that can't be cut. `(3 i)` is an axis of 3 blocks, and each part has its share of each block.
+  *sums k* means that results on parts of k are partial and are added. *max* and *min* are similar.
+  If the cell is empty, the operator runs on whole arrays, or is composed of others.
+- **bits**: *yes* if parts of a result have the same bits as in an undivided call, apart from
+  partial sums. For other operators the order of sums depends on the shapes of the arrays. The
+  gradient of an array that is not cut is always a sum over the parts.
 
-| operator | other names | dtypes | gradient | pipelines | GPU |
-| --- | --- | --- | --- | --- | --- |
+| operator | other names | dtypes | gradient | pipelines | GPU | division | bits |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
 SETS = {
     "floats": {"float32", "float64", "float16", "bfloat16"},
@@ -58,6 +68,28 @@ def dtypes_of(row):
         (name for name, dtypes in SETS.items() if dtypes == set(row["dtypes"])),
         ", ".join(row["dtypes"]),
     )
+
+
+def division_of(name, samples):
+    """Returns the cells of the first sample that has factors."""
+    for sample in samples:
+        arrays = sample.arrays(sample.dtypes[0] if sample.dtypes else "float32")
+        if not all(a.size for a in arrays):
+            continue
+        with mode(sample):
+            factors = factors_of(name, arrays, sample.params)
+            outputs = infer_outputs(name, arrays, sample.params) if factors else ()
+        if not factors:
+            continue
+        visible = len(outputs) - _core.get_op(name).describe()["outputs"].count("~")
+        shapes = [a.shape for a in arrays] + [shape for shape, _ in outputs[:visible]]
+        kinds = {}
+        for letter, kind in summed(factors).items():
+            kinds.setdefault({"sum": "sums"}.get(kind, kind), []).append(letter)
+        words = [f", {kind} {' '.join(letters)}" for kind, letters in kinds.items()]
+        text = text_of(factors, len(arrays), shapes).replace(",", ", ").replace("->", " -> ")
+        return f"`{text.strip()}`{''.join(words)}", "" if name in OTHER_BITS else "yes"
+    return "", ""
 
 
 def page():
@@ -80,6 +112,7 @@ def page():
             order if differentiated else "",
             "yes" if row["batching"] else "",
             "" if name in MISSING else "yes",
+            *("dynamic" in row["flags"] and ("", "") or division_of(name, samples[name])),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return TEXT + "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |") + "\n"

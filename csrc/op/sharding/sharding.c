@@ -6,6 +6,7 @@
 #include "base/workspace.h"
 #include "op/batching/batching.h"
 #include "op/infer.h"
+#include "op/math/activation.h"
 
 /* --- Interface -------------------------------------------------------------------------------- */
 
@@ -23,20 +24,97 @@ mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size
   if (!digits) return NULL;
   for (int i = 0; i < count; i++) digits[i] = (mpg_digit){-1, 1, 1};
   mpg_factor *factor = &s->factors[s->num_factors++];
-  *factor = (mpg_factor){.kind = kind, .size = size, .digits = digits};
+  *factor = (mpg_factor){.kind = kind, .once = -1, .size = size, .digits = digits};
   return factor;
+}
+
+mpg_status mpg_sharding_places(mpg_sharding *s, mpg_factor_kind kind, int count,
+                               const mpg_place *places) {
+  int first = 0;
+  while (first < count && places[first].digit.axis < 0) first++;
+  if (first == count) return MPG_OK;
+  const mpg_place *of = &places[first];
+  const mpg_shape *shape = of->array < s->num_inputs ? &s->inputs[of->array].shape
+                                                     : &s->outputs[of->array - s->num_inputs].shape;
+  int64_t others = of->digit.outer * of->digit.inner,
+          size = others ? shape->dims[of->digit.axis] / others : 0;
+  if (size < 2) return MPG_OK;
+  mpg_factor *factor = mpg_sharding_add(s, kind, size);
+  if (!factor) return mpg_out_of_host_memory(sizeof *factor);
+  for (int i = first; i < count; i++)
+    if (places[i].digit.axis >= 0) factor->digits[places[i].array] = places[i].digit;
+  return MPG_OK;
+}
+
+int64_t mpg_sharding_gcd(int64_t a, int64_t b) {
+  while (b) {
+    int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+bool mpg_sharding_draws(const mpg_sharding *s) {
+  if (!(s->op->flags & MPG_OP_RANDOM)) return false;
+  switch ((int)s->op->id) {
+    case MPG_OP_RNN:
+    case MPG_OP__rnn: return s->train && ((const mpg_rnn_params *)s->params)->p > 0;
+    case MPG_OP_LeakyReLU:
+      return s->train && ((const mpg_leaky_relu_params *)s->params)->act_type == MPG_LEAKY_RRELU;
+    case MPG_OP_Dropout: {
+      const mpg_dropout_params *p = s->params;
+      enum { TRAINING };
+      return p->p > 0 && (s->train || p->mode != TRAINING);
+    }
+  }
+  return true;
+}
+
+void mpg_sharding_set_counts(mpg_sharding *s) {
+  for (int f = 0; f < s->num_factors; f++) s->factors[f].counts = true;
+}
+
+static bool all_known(const mpg_desc *descs, int count) {
+  for (int i = 0; i < count; i++)
+    if (!mpg_shape_known(&descs[i].shape)) return false;
+  return true;
+}
+
+/* True if an array can be divided along the digit. */
+static bool has_digit(const mpg_desc *desc, int64_t size, const mpg_digit *digit) {
+  return digit->axis < desc->shape.ndim &&
+         desc->shape.dims[digit->axis] == digit->outer * size * digit->inner;
 }
 
 mpg_status mpg_op_sharding(mpg_sharding *s) {
   s->factors = NULL;
   s->num_factors = s->capacity = 0;
   s->localize = NULL;
+  if (!all_known(s->inputs, s->num_inputs) || !all_known(s->outputs, s->num_outputs)) return MPG_OK;
   MPG_TRY(s->op->sharding(s));
   int kept = 0;
-  for (int f = 0; f < s->num_factors; f++)
-    if (s->factors[f].size > 1) s->factors[kept++] = s->factors[f];
+  for (int f = 0; f < s->num_factors; f++) {
+    mpg_factor factor = s->factors[f];
+    if (factor.size < 2) continue;
+    /* Rules need not know the shapes of outputs that only the op's gradient reads. */
+    for (int k = 0; k < s->num_outputs; k++) {
+      mpg_digit *digit = &factor.digits[s->num_inputs + k];
+      if (digit->axis >= 0 && !has_digit(&s->outputs[k], factor.size, digit)) digit->axis = -1;
+    }
+    s->factors[kept++] = factor;
+  }
   s->num_factors = kept;
   return MPG_OK;
+}
+
+/* True if any array of the call is a proper part. */
+static bool differs(const mpg_part_call *call) {
+  for (int i = 0; i < call->num_inputs; i++)
+    if (!mpg_shape_equal(&call->inputs[i].shape, &call->whole_inputs[i].shape)) return true;
+  for (int k = 0; k < call->num_outputs; k++)
+    if (!mpg_shape_equal(&call->outputs[k].shape, &call->whole_outputs[k].shape)) return true;
+  return false;
 }
 
 mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
@@ -50,7 +128,7 @@ mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
                         .inputs = inputs,
                         .outputs = outputs};
   if (size) memcpy(params, s->params, size);
-  if (s->localize) MPG_TRY(s->localize(&call, params));
+  if (s->localize && differs(&call)) MPG_TRY(s->localize(&call, params));
   mpg_workspace space = {0};
   mpg_desc *in = mpg_workspace_take(&space, (size_t)s->num_inputs + 1, sizeof *in);
   mpg_desc *out = mpg_workspace_take(&space, (size_t)s->num_outputs + 1, sizeof *out);
@@ -58,7 +136,8 @@ mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
   MPG_GOTO(mpg_workspace_check(&space));
   memcpy(in, inputs, (size_t)s->num_inputs * sizeof *in);
   MPG_GOTO(mpg_op_infer(s->op, params, s->train, in, s->num_inputs, out, s->num_outputs));
-  for (int k = 0; k < s->num_outputs; k++) {
+  int visible = mpg_op_visible_outputs(s->op, s->params, s->num_inputs);
+  for (int k = 0; k < visible; k++) {
     if (mpg_shape_equal(&out[k].shape, &outputs[k].shape)) continue;
     char got[MPG_SHAPE_TEXT_SIZE], wanted[MPG_SHAPE_TEXT_SIZE];
     MPG_GOTO(mpg_fail(MPG_ERROR, "%s on a part of its arrays returns an array of shape %s, not %s",
@@ -90,10 +169,16 @@ static void clear(probe *p) {
   for (int i = 0; i < p->b.num_inputs; i++) p->b.in[i] = (mpg_batch){.kind = MPG_BATCH_SAME};
 }
 
+/* Ops that only gradients and the compiler use have no batching rule, but may be elementwise. */
+static mpg_batching_fn rule_of(const mpg_op *op) {
+  bool unknown = op->batching == mpg_batching_unknown;
+  return unknown && op->flags & MPG_OP_MAP ? mpg_batching_pointwise : op->batching;
+}
+
 /* Runs the batching rule. Returns true if it accepts the divided inputs. */
 static bool accepted(probe *p) {
   for (int k = 0; k < p->b.num_outputs; k++) p->b.out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
-  if (p->b.op->batching(&p->b) != MPG_OK) return false;
+  if (rule_of(p->b.op)(&p->b) != MPG_OK) return false;
   for (int k = 0; k < p->b.num_outputs; k++)
     if (p->b.out[k].kind != MPG_BATCH_DIVIDED && p->b.out[k].kind != MPG_BATCH_SAME) return false;
   return true;
@@ -155,6 +240,25 @@ static mpg_digit digit_of(const mpg_batch *batch) {
                                           : (mpg_digit){-1, 1, 1};
 }
 
+static mpg_desc part_of(const mpg_desc *desc, int64_t size, const mpg_digit *digit) {
+  mpg_desc part = *desc;
+  if (digit->axis >= 0 && has_digit(desc, size, digit))
+    part.shape.dims[digit->axis] = desc->shape.dims[digit->axis] / size * (size - 1);
+  return part;
+}
+
+/* True if the op accepts the inputs without the last index of the factor, and returns the outputs
+ * without it. Batching rules don't check the shapes that parameters name. `descs` has room for all
+ * arrays, and `params` for the parameters. */
+static bool fits(const mpg_sharding *s, const mpg_factor *factor, mpg_desc *descs, void *params) {
+  for (int i = 0; i < s->num_inputs; i++)
+    descs[i] = part_of(&s->inputs[i], factor->size, &factor->digits[i]);
+  for (int k = 0; k < s->num_outputs; k++)
+    descs[s->num_inputs + k] =
+        part_of(&s->outputs[k], factor->size, &factor->digits[s->num_inputs + k]);
+  return mpg_sharding_localize(s, descs, descs + s->num_inputs, params) == MPG_OK;
+}
+
 mpg_status mpg_sharding_from_batching(mpg_sharding *s) {
   mpg_workspace space = {0};
   mpg_status status = MPG_OK;
@@ -168,6 +272,9 @@ mpg_status mpg_sharding_from_batching(mpg_sharding *s) {
                    .train = s->train}};
   p.b.in = mpg_workspace_take(&space, (size_t)s->num_inputs + 1, sizeof *p.b.in);
   p.b.out = mpg_workspace_take(&space, (size_t)s->num_outputs + 1, sizeof *p.b.out);
+  mpg_desc *descs =
+      mpg_workspace_take(&space, (size_t)(s->num_inputs + s->num_outputs) + 1, sizeof *descs);
+  void *params = mpg_workspace_take(&space, s->op->params->size + 1, 1);
   MPG_GOTO(mpg_workspace_check(&space));
   for (int i = 0; i < s->num_inputs; i++)
     for (int axis = 0; axis < s->inputs[i].shape.ndim; axis++) {
@@ -175,10 +282,11 @@ mpg_status mpg_sharding_from_batching(mpg_sharding *s) {
         continue;
       mpg_factor *factor = mpg_sharding_add(s, MPG_FACTOR_PASS, p.b.rows);
       if (!factor) MPG_GOTO(mpg_out_of_host_memory(sizeof *factor));
-      factor->counts = s->op->flags & MPG_OP_RANDOM;
+      factor->counts = mpg_sharding_draws(s);
       for (int k = 0; k < s->num_inputs; k++) factor->digits[k] = digit_of(&p.b.in[k]);
       for (int k = 0; k < s->num_outputs; k++)
         factor->digits[s->num_inputs + k] = digit_of(&p.b.out[k]);
+      if (!fits(s, factor, descs, params)) s->num_factors--;
     }
 fail:
   mpg_workspace_free(&space);

@@ -3,8 +3,8 @@
  * The rule of an op lists its factors. A factor is an index that several of the op's arrays share,
  * such as i, j and k of a product (i, k), (k, j) -> (i, j). If a factor is cut into parts, each
  * device computes the op on its parts of the arrays that have the factor, and on the whole of the
- * others. The kind of the factor says what the outputs without the factor then are: equal
- * everywhere, or partial sums. An axis that belongs to no factor must not be cut.
+ * others. Outputs without the factor then are equal everywhere or partial sums, which the kind of
+ * the factor says. An axis that belongs to no factor must not be cut.
  *
  * In an array, a factor covers a digit of an axis: the axis has outer * size * inner elements, and
  * element i belongs to index i / inner % size of the factor. So reshapes, which merge and split
@@ -37,6 +37,9 @@ typedef struct mpg_factor {
   /* The values depend on the position of the part in the whole: random draws, counting. The caller
    * passes the position to the op (mpg_random_key). */
   bool counts;
+  /* SUM: the input that is added once, such as a bias; -1 if there is none. All parts but the first
+   * get zeros in its place. */
+  int once;
   int64_t size;
   mpg_digit *digits; /* per input, then per output */
 } mpg_factor;
@@ -65,7 +68,7 @@ typedef struct mpg_sharding {
 } mpg_sharding;
 
 /* Lists the factors of a call. The caller fills in the fields before the results. Factors of size 1
- * are left out. */
+ * are left out. There are no factors if a shape is unknown. */
 mpg_status mpg_op_sharding(mpg_sharding *s);
 
 /* Fills `params` (op->params->size bytes) with the parameters of a call on parts. Fails if the op,
@@ -73,6 +76,10 @@ mpg_status mpg_op_sharding(mpg_sharding *s);
  * overlap. */
 mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
                                  const mpg_desc *outputs, void *params);
+
+/* True if each element of a part is computed in the same order as in the whole, so that a PASS
+ * factor keeps bits. */
+bool mpg_sharding_keeps_order(const mpg_sharding *s, const mpg_factor *factor);
 
 /* --- For rules -------------------------------------------------------------------------------- */
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient,      \
@@ -85,14 +92,57 @@ mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
 mpg_status mpg_sharding_from_batching(mpg_sharding *s);
 mpg_status mpg_sharding_whole(mpg_sharding *s); /* no factors */
 
-/* Adds a factor that no array has yet. Returns NULL if there is no memory. */
-mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size);
-/* Gives the factor to input `input` or output `output`, as a whole axis. */
-static inline void mpg_factor_in(mpg_factor *factor, int input, int axis) {
-  factor->digits[input] = (mpg_digit){axis, 1, 1};
+/* A digit of an array, which is counted over inputs, then outputs. */
+typedef struct mpg_place {
+  int array;
+  mpg_digit digit; /* axis -1 leaves the array without the factor */
+} mpg_place;
+static inline mpg_place mpg_in_digit(int input, int axis, int64_t outer, int64_t inner) {
+  return (mpg_place){input, {axis, outer, inner}};
 }
-static inline void mpg_factor_out(const mpg_sharding *s, mpg_factor *factor, int output, int axis) {
-  factor->digits[s->num_inputs + output] = (mpg_digit){axis, 1, 1};
+static inline mpg_place mpg_out_digit(const mpg_sharding *s, int output, int axis, int64_t outer,
+                                      int64_t inner) {
+  return (mpg_place){s->num_inputs + output, {axis, outer, inner}};
+}
+static inline mpg_place mpg_in_axis(int input, int axis) { return mpg_in_digit(input, axis, 1, 1); }
+static inline mpg_place mpg_out_axis(const mpg_sharding *s, int output, int axis) {
+  return mpg_out_digit(s, output, axis, 1, 1);
+}
+/* A place for an optional array; it is left out if `present` is false. */
+static inline mpg_place mpg_place_if(bool present, mpg_place place) {
+  if (!present) place.digit.axis = -1;
+  return place;
+}
+
+/* Adds a factor of `size` indices, without digits. Returns NULL if out of memory. */
+mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size);
+/* Adds a factor with digits at `count` places. The first place determines its size. */
+mpg_status mpg_sharding_places(mpg_sharding *s, mpg_factor_kind kind, int count,
+                               const mpg_place *places);
+/* mpg_sharding_places for a list of places. */
+#define MPG_FACTOR(s, kind, ...)                                                     \
+  mpg_sharding_places(s, MPG_FACTOR_##kind,                                          \
+                      (int)(sizeof((mpg_place[]){__VA_ARGS__}) / sizeof(mpg_place)), \
+                      (mpg_place[]){__VA_ARGS__})
+/* Sets `counts` of all factors. */
+void mpg_sharding_set_counts(mpg_sharding *s);
+/* True if the call draws random numbers. */
+bool mpg_sharding_draws(const mpg_sharding *s);
+
+static inline int mpg_sharding_ndim(const mpg_sharding *s, int input) {
+  return s->inputs[input].shape.ndim;
+}
+static inline int64_t mpg_sharding_dim(const mpg_sharding *s, int input, int axis) {
+  return s->inputs[input].shape.dims[axis];
+}
+static inline int mpg_sharding_axis(int64_t axis, int ndim) {
+  return (int)(axis < 0 ? axis + ndim : axis);
+}
+int64_t mpg_sharding_gcd(int64_t a, int64_t b);
+/* Scales an index along an axis of an input from the whole array to the part. */
+static inline int64_t mpg_part_index(const mpg_part_call *call, int input, int axis, int64_t i) {
+  int64_t whole = call->whole_inputs[input].shape.dims[axis];
+  return whole ? i * call->inputs[input].shape.dims[axis] / whole : i;
 }
 
 #endif
