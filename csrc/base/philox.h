@@ -24,6 +24,18 @@ typedef struct mpg_random_key {
   uint64_t first;
 } mpg_random_key;
 
+/* The part of a draw that a shard gets, in the terms of mpg_random_key. `stride` 0 means the whole.
+ */
+typedef struct mpg_random_part {
+  uint64_t position, run, stride;
+} mpg_random_part;
+static inline void mpg_random_take(mpg_random_key *key, const mpg_random_part *part) {
+  if (!part->stride) return;
+  key->position = part->position;
+  key->run = part->run;
+  key->stride = part->stride;
+}
+
 /* Returns the position of the shard's element `index` in the whole output. */
 MPG_HOST_DEVICE uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
   index += key->first;

@@ -112,10 +112,10 @@ static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, u
                     (long long)total, axis, count, MPG_MAX_TUPLE);
   }
   for (int i = 0; i < count; i++) {
-    int64_t begin = mpg_comm_part(total, count, i);
+    int64_t begin = mpg_part_begin(total, count, i);
     if (!params.sections) params.indices.values[params.indices.count++] = begin;
     descs[i] = whole.desc;
-    descs[i].shape.dims[axis] = mpg_comm_part(total, count, i + 1) - begin;
+    descs[i].shape.dims[axis] = mpg_part_begin(total, count, i + 1) - begin;
   }
   uint32_t first;
   MPG_TRY(add_step(plan, MPG_OP__split_v2, &params, &from, 1, descs, count, whole.device, &first));

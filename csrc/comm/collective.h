@@ -88,11 +88,4 @@ mpg_status mpg_comm_plan_make(const char *transport, const mpg_comm_request *req
                               mpg_comm_plan *plan);
 void mpg_comm_plan_free(mpg_comm_plan *plan);
 
-/* Returns the start index of part `index` if `total` elements are split into `count` parts. Sizes
- * differ by at most one, and larger parts come first. */
-static inline int64_t mpg_comm_part(int64_t total, int count, int index) {
-  int64_t each = total / count, more = total % count;
-  return each * index + (index < more ? index : more);
-}
-
 #endif

@@ -6,6 +6,7 @@
 #include "compile/invariants/invariants.h"
 #include "graph/gradient/gradient_store.h"
 #include "graph/gradient/recompute.h"
+#include "graph/partition/partition.h"
 #include "graph/rewrite/rewrite.h"
 
 static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs) {
@@ -253,28 +254,50 @@ fail:
   return status;
 }
 
-/* Applies the rewrites whose results may differ from the original ops by rounding. If any rewrite
- * was applied, keeps a copy of the graph as traced. */
-static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace) {
-  bool changed = false;
+/* Applies the rewrites whose results may differ from the original ops by rounding. */
+static mpg_status rewrite(mpg_compiled *c, bool *changed) {
   if (c->exact) return MPG_OK;
-  c->original_inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->original_inputs);
-  if (!c->original_inputs)
-    return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
-  memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
-  mpg_rewrite_request request = {.graph = &c->graph,
-                                 .inputs = c->inputs,
-                                 .num_inputs = c->num_inputs,
-                                 .wanted = c->wanted,
-                                 .recording = c->recording,
-                                 .keeps = c->stages == MPG_STAGES_NONE,
-                                 .num_parameters = c->num_bound + c->num_constants};
-  mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
+  mpg_rewrite_request request = {
+      .graph = &c->graph,
+      .inputs = c->inputs,
+      .num_inputs = c->num_inputs,
+      .wanted = c->wanted,
+      .recording = c->recording,
+      .keeps = c->stages == MPG_STAGES_NONE && !mpg_graph_names_mesh(&c->graph),
+      .num_parameters = c->num_bound + c->num_constants};
+  return mpg_graph_rewrite(&request, changed);
+}
+
+/* Divides the graph over the meshes of its annotations. A trace that places all ops on one device
+ * (trace_on) is not divided. */
+static mpg_status partition(mpg_compiled *c, const mpg_trace *trace, bool *changed) {
+  if (trace->only.type) return MPG_OK;
+  mpg_partition_request request = {.graph = &c->graph,
+                                   .inputs = c->inputs,
+                                   .num_inputs = c->num_inputs,
+                                   .wanted = c->wanted,
+                                   .exact = c->exact && (c->recording || !c->stages),
+                                   .report = &c->shardings,
+                                   .micro_batches = c->stages != MPG_STAGES_NONE};
+  MPG_TRY(mpg_graph_partition(&request, changed));
+  if (*changed) mpg_dump_pass("partitioned", &c->graph, NULL, NULL);
+  return mpg_text_status(&c->shardings);
+}
+
+/* Applies the passes that replace ops. Keeps a copy of the graph as traced if gradients of
+ * gradients, or the checks of a pipeline, need it. */
+static mpg_status transform(mpg_compiled *c, const mpg_trace *trace) {
+  bool rewritten = false, partitioned = false;
+  size_t inputs = c->num_inputs * sizeof *c->inputs, results = c->num_outputs * sizeof *c->inputs;
   mpg_status status = MPG_OK;
-  if (!outputs) return mpg_out_of_host_memory(c->num_outputs * sizeof *outputs);
-  if (c->num_outputs) memcpy(outputs, c->graph.outputs, c->num_outputs * sizeof *outputs);
-  MPG_GOTO(mpg_graph_rewrite(&request, &changed));
-  if (changed) {
+  mpg_value *outputs = mpg_malloc(results + 1);
+  c->original_inputs = mpg_malloc(inputs + 1);
+  if (!outputs || !c->original_inputs) MPG_GOTO(mpg_out_of_host_memory(inputs + results));
+  if (inputs) memcpy(c->original_inputs, c->inputs, inputs);
+  if (results) memcpy(outputs, c->graph.outputs, results);
+  MPG_GOTO(rewrite(c, &rewritten));
+  MPG_GOTO(partition(c, trace, &partitioned));
+  if (rewritten || (partitioned && c->stages != MPG_STAGES_NONE)) {
     MPG_GOTO(mpg_graph_copy(&c->original, &trace->graph));
     MPG_GOTO(mpg_graph_set_outputs(&c->original, outputs, c->num_outputs));
   }
@@ -690,7 +713,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(take_trace(c, trace, inputs, outputs, options, separate));
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(agree(c));
-  MPG_GOTO(rewrite(c, trace));
+  MPG_GOTO(transform(c, trace));
   MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   MPG_GOTO(keep_traced(c));

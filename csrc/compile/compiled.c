@@ -60,6 +60,7 @@ void mpg_compiled_release(mpg_compiled *c) {
     mpg_free(c->spare);
     c->spare = next;
   }
+  mpg_text_free(&c->shardings);
   mpg_free(c->space);
   mpg_free(c->constants);
   mpg_free(c->traced);

@@ -133,6 +133,7 @@ typedef struct mpg_compiled {
    * it. */
   mpg_graph original;
   mpg_value *original_inputs;
+  mpg_text shardings; /* report of the partitioning pass (graph/partition/partition.h) */
   /* Inputs of all nodes, then outputs, as traced. Gradients are summed along these edges, so that
    * sums have the same order as in eager mode. */
   mpg_value *traced;

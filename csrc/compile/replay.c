@@ -31,6 +31,7 @@ static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_
     MPG_GOTO(mpg_device_get(node->device, &device));
   mpg_random_key key = random;
   if (node->random != MPG_NO_RANDOM) key.call += node->random;
+  mpg_random_take(&key, &node->draw);
   MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs,
                            values + node->values, (int)node->num_outputs,
                            node->random != MPG_NO_RANDOM ? &key : NULL, node->train, device,

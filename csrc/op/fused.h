@@ -69,6 +69,7 @@ typedef struct mpg_fused_value {
 typedef struct mpg_fused_draw { /* random draws of a member */
   uint32_t call;                /* index of the random call within the graph */
   mpg_shape shape;              /* shape of the array that is drawn */
+  mpg_random_part part;
 } mpg_fused_draw;
 
 typedef struct mpg_fused_member {

@@ -8,6 +8,7 @@
 #ifndef MPG_OP_OP_H
 #define MPG_OP_OP_H
 
+#include "base/philox.h"
 #include "op/params.h"
 
 /* Ids, in the order of ops.def. */
@@ -300,6 +301,8 @@ typedef uint64_t mpg_op_flags;
 #define MPG_OP_TRUTH (UINT64_C(1) << 34)
 /* Bools are cast to int64 (sums of bools count). */
 #define MPG_OP_TOTALS (UINT64_C(1) << 35)
+/* Says how its input is divided over a mesh, for the partitioning pass; a view for all others. */
+#define MPG_OP_ANNOTATES (UINT64_C(1) << 36)
 
 /* Returns the number of inputs or outputs of a call. `given` is the number of inputs that were
  * passed. */
@@ -395,7 +398,9 @@ bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train
 /* True if a call changes the states that it writes. With momentum 1 the states keep their
  * values. */
 bool mpg_op_changes_states(const mpg_op *op, const void *params, bool train);
-/* True if a call concatenates its inputs along the first axis. */
+/* True if the op concatenates its inputs. mpg_op_joins_rows is true if a call does so along the
+ * first axis. */
+bool mpg_op_joins(const mpg_op *op);
 bool mpg_op_joins_rows(const mpg_op *op, const void *params);
 /* Returns the shape of a RANDOM op's draw, given the shapes of its first input and its last output.
  * For Dropout, this is the shape of the mask. */

@@ -312,6 +312,11 @@ bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node) {
                               node->device);
 }
 
+bool mpg_node_is_paced(const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_crosses(graph, node) && ((const mpg_copyto_params *)node->params)->paced &&
+         mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device.rank == node->device.rank;
+}
+
 bool mpg_graph_spans_ranks(const mpg_graph *graph) {
   for (size_t v = 0; v < graph->num_values; v++)
     if (graph->values[v].device.rank) return true;

@@ -40,6 +40,7 @@ typedef struct mpg_node {
   uint64_t family;
   uint32_t duplicate_of; /* 1 + an earlier node with the same values (simplify.c); 0 if none */
   uint32_t random;       /* index of its random call in program order, or MPG_NO_RANDOM */
+  mpg_random_part draw;  /* part of the draw, if the node is a part of a divided one */
   uint8_t phase;         /* mpg_phase */
   bool train;
   /* Views only: the user expects a new array. If an output of the graph is this view, or a view of
@@ -160,6 +161,9 @@ static inline bool mpg_node_is_reshape(const mpg_node *node) {
 }
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
+/* True for a crossing copy that waits for the receiving device before it starts. Copies between
+ * ranks do not wait. */
+bool mpg_node_is_paced(const mpg_graph *graph, const mpg_node *node);
 
 /* Position of a batch's rows in a random draw. The draw is viewed as an array of shape (outer,
  * rows, inner). `outer` is 0 if the position is unknown. */

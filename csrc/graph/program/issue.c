@@ -43,6 +43,7 @@ static mpg_random_key key_of(const mpg_call_frame *frame, const mpg_program *pro
                              const mpg_instruction *instruction) {
   mpg_random_key key = frame->random;
   key.call += instruction->random;
+  mpg_random_take(&key, &instruction->draw);
   if (!frame->rows.total || !instruction->num_outputs) return key;
   const mpg_view *views = program->views + instruction->operands;
   const mpg_op *op = instruction->op;
@@ -63,6 +64,7 @@ void mpg_program_keys(const mpg_call_frame *frame, const mpg_program *program,
     const mpg_fused_draw *draw = &instruction->fused->draws[i];
     keys[i] = frame->random;
     keys[i].call += draw->call;
+    mpg_random_take(&keys[i], &draw->part);
     shift_random(&keys[i], frame, draw->call, true, &draw->shape);
   }
 }

@@ -195,6 +195,11 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents && !mpg_node_spans(node); i++)
     MPG_TRY(wait_for(l, runs_on, inputs[i]));
+  /* The copy's memory may still be in use by earlier work of the receiving device. */
+  if (mpg_node_is_paced(l->graph, node) && !segment) {
+    MPG_TRY(enter_segment(l, slot, NULL));
+    MPG_TRY(join(l, runs_on, slot));
+  }
   mpg_instruction instruction = {
       .kind = crosses ? MPG_COPY : MPG_RUN,
       .train = node->train,
@@ -207,6 +212,7 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
       .num_inputs = node->num_inputs,
       .num_outputs = node->num_outputs,
       .random = node->random,
+      .draw = node->draw,
       .scope = node->scope,
       .origin = node->origin,
       .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0,

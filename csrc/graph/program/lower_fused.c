@@ -126,6 +126,7 @@ static mpg_status add_member(maker *m, uint32_t n) {
     member->draw = m->num_draws;
     m->draws[m->num_draws++] = (mpg_fused_draw){
         .call = node->random,
+        .part = node->draw,
         .shape = m->graph->values[node->values + node->num_outputs - 1].desc.shape};
   }
   m->num_members++;

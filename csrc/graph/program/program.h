@@ -49,6 +49,7 @@ typedef struct mpg_instruction {
   /* Index of the first operand, and of its view. Operands are the inputs, then the outputs. */
   uint32_t operands, num_inputs, num_outputs;
   uint32_t random; /* index of its random call in the graph; MPG_NO_RANDOM if it draws nothing */
+  mpg_random_part draw;
   uint32_t scope, origin;
   size_t bytes;      /* size of a copy */
   uint32_t transfer; /* copies between ranks only: first transfer number within a call */

@@ -188,6 +188,11 @@ static mpg_status give_places(planner *p) {
       mpg_device_id from = mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device;
       MPG_TRY(add_device(plan, from));
       if (has_place(p, node->values)) continue;
+      if (mpg_node_is_paced(graph, node) && !p->request->order->segments) {
+        if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
+        p->planned[node->values] = true;
+        continue;
+      }
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
       p->pushed[node->values] = true;
       /* The array may arrive at any time in the phase. If no work waits for it, it may arrive even

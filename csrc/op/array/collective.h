@@ -31,4 +31,11 @@ int mpg_collective_places(const char *text, mpg_device_id *places, int max);
  * out of memory. */
 const char *mpg_collective_text(const mpg_device_id *places, int count);
 
+/* Returns the start index of part `index` if `total` elements are split into `count` parts. Sizes
+ * differ by at most one, and larger parts come first. */
+static inline int64_t mpg_part_begin(int64_t total, int count, int index) {
+  int64_t each = total / count, more = total % count;
+  return each * index + (index < more ? index : more);
+}
+
 #endif

@@ -159,6 +159,7 @@ void mpg_gradient_amp_multicast(mpg_gradient *g) {
 }
 
 void mpg_gradient_copyto(mpg_gradient *g) {
-  mpg_copyto_params params = {.ctx = g->builder->device(g->builder, g->inputs[0])};
+  mpg_copyto_params params = *(const mpg_copyto_params *)g->params;
+  params.ctx = g->builder->device(g->builder, g->inputs[0]);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__copyto, &params, g->out_grads[0]);
 }

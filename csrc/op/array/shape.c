@@ -606,6 +606,8 @@ mpg_status mpg_infer_size_array(mpg_infer *infer) {
   return MPG_OK;
 }
 
+bool mpg_op_joins(const mpg_op *op) { return op->id == MPG_OP_Concat; }
+
 bool mpg_op_joins_rows(const mpg_op *op, const void *params) {
-  return op->id == MPG_OP_Concat && ((const mpg_concat_params *)params)->dim == 0;
+  return mpg_op_joins(op) && ((const mpg_concat_params *)params)->dim == 0;
 }

@@ -244,6 +244,7 @@ PyObject *mpg_py_describe_call(const mpg_cache_entry *entry) {
       put(dict, "train", PyBool_FromLong(entry->train)) < 0 ||
       put(dict, "recording", PyBool_FromLong(c->recording)) < 0 ||
       put(dict, "exact", PyBool_FromLong(c->exact)) < 0 ||
+      put(dict, "shardings", PyUnicode_FromString(mpg_text_string(&c->shardings))) < 0 ||
       put(dict, "ops", PyLong_FromSize_t(count_ops(&c->graph))) < 0 ||
       put(dict, "outputs", PyLong_FromUnsignedLong(c->num_outputs)) < 0 ||
       put(dict, "constants", PyLong_FromUnsignedLong(c->num_constants)) < 0 ||

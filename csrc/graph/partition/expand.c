@@ -1,0 +1,609 @@
+/* Expansion: replaces every divided node by a node for each device.
+ *
+ * A value of the source becomes pieces, one for each place of its layout. A node that needs a value
+ * in another layout, or on another device, fetches it: pieces are split where they are, copied, and
+ * concatenated where they are needed. This covers broadcasts, gathers, all-gathers and all-to-alls.
+ * Partial sums are added on the device that needs the sum, in the order of the devices; if the sum
+ * itself is divided, only its parts are copied (reduce-scatter). */
+#include <string.h>
+
+#include "graph/gradient/recompute.h"
+#include "graph/partition/partition.h"
+
+/* A part of a value in another layout than its own. */
+typedef struct mpg_fetched {
+  struct mpg_fetched *next;
+  mpg_layout layout;
+  mpg_coordinates place;
+  mpg_value value;
+} fetched;
+
+/* The parts of a value of the target along a digit. */
+typedef struct split_value {
+  struct split_value *next;
+  mpg_value value;
+  int axis; /* of the mesh */
+  mpg_digit digit;
+  const mpg_mesh *mesh;
+  mpg_value *parts;
+} split_value;
+
+typedef struct expansion {
+  mpg_partitioning *p;
+  mpg_graph *target;
+  split_value *splits;
+  size_t bytes; /* copied between devices so far, in the forward pass */
+} expansion;
+
+static int index_of(const mpg_mesh *mesh, const mpg_coordinates *place) {
+  int index = 0;
+  for (int m = 0; m < mesh->num_axes; m++) index = index * mesh->axes[m].size + place->at[m];
+  return index;
+}
+
+/* --- Emitting --------------------------------------------------------------------------------- */
+
+static mpg_status emit(expansion *e, mpg_op_id op, const void *params, const mpg_value *inputs,
+                       int num_inputs, mpg_value *outputs) {
+  return mpg_graph_emit(e->target, mpg_op_get(op), params, inputs, num_inputs, inputs[0], outputs);
+}
+
+static mpg_status emit_reshape(expansion *e, mpg_value value, const mpg_shape *shape,
+                               mpg_value *result) {
+  *result = value;
+  if (mpg_shape_equal(&mpg_graph_at(e->target, value)->desc.shape, shape)) return MPG_OK;
+  mpg_exact_shape_params params;
+  memset(&params, 0, sizeof params);
+  params.shape = mpg_shape_tuple(shape);
+  return emit(e, MPG_OP__reshape_exact, &params, &value, 1, result);
+}
+
+static mpg_status emit_move(expansion *e, mpg_value value, mpg_device_id device, bool paced,
+                            mpg_value *result) {
+  const mpg_graph_value from = *mpg_graph_at(e->target, value);
+  *result = value;
+  if (mpg_device_id_equal(from.device, device)) return MPG_OK;
+  e->bytes += mpg_desc_bytes(&from.desc);
+  mpg_copyto_params params;
+  mpg_params_defaults(&mpg_copyto_table, &params);
+  params.ctx = device;
+  params.paced = paced;
+  return emit(e, MPG_OP__copyto, &params, &value, 1, result);
+}
+
+/* Returns the shape (outer, indices * inner, rest) that makes a digit's blocks an axis of their
+ * own. */
+static mpg_shape unfolded(const mpg_shape *shape, const mpg_digit *digit) {
+  int64_t before = mpg_shape_product(shape, 0, digit->axis) * digit->outer;
+  int64_t rest = mpg_shape_product(shape, digit->axis + 1, shape->ndim);
+  return (mpg_shape){.ndim = 3, .dims = {before, shape->dims[digit->axis] / digit->outer, rest}};
+}
+
+/* Concatenates the parts of an array along a digit. */
+static mpg_status emit_join(expansion *e, mpg_value *parts, int count, const mpg_digit *digit,
+                            mpg_value *result) {
+  mpg_shape shape = mpg_graph_at(e->target, parts[0])->desc.shape;
+  for (int k = 1; k < count; k++)
+    shape.dims[digit->axis] += mpg_graph_at(e->target, parts[k])->desc.shape.dims[digit->axis];
+  mpg_concat_params params;
+  memset(&params, 0, sizeof params);
+  params.num_args = count;
+  params.dim = digit->outer == 1 ? digit->axis : 1;
+  for (int k = 0; k < count && digit->outer > 1; k++) {
+    mpg_shape flat = unfolded(&mpg_graph_at(e->target, parts[k])->desc.shape, digit);
+    MPG_TRY(emit_reshape(e, parts[k], &flat, &parts[k]));
+  }
+  MPG_TRY(emit(e, MPG_OP_Concat, &params, parts, count, result));
+  return emit_reshape(e, *result, &shape, result);
+}
+
+/* Splits an array along a digit into the parts of all devices along an axis of the mesh, once. */
+static mpg_status emit_split(expansion *e, const mpg_mesh *mesh, int axis, const mpg_cut *cut,
+                             const mpg_digit *digit, mpg_value value, mpg_value **parts) {
+  for (const split_value *s = e->splits; s; s = s->next)
+    if (mpg_value_equal(s->value, value) && s->mesh == mesh && s->axis == axis &&
+        !memcmp(&s->digit, digit, sizeof *digit)) {
+      *parts = s->parts;
+      return MPG_OK;
+    }
+  int count = mesh->axes[axis].size;
+  split_value *made = mpg_arena_alloc(&e->p->arena, sizeof *made);
+  mpg_value *values = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *values);
+  if (!made || !values) return mpg_out_of_host_memory(sizeof *made);
+  const mpg_shape shape = mpg_graph_at(e->target, value)->desc.shape;
+  mpg_shape flat = unfolded(&shape, digit);
+  mpg_value source = value;
+  if (digit->outer > 1) MPG_TRY(emit_reshape(e, value, &flat, &source));
+  mpg_split_v2_params params;
+  memset(&params, 0, sizeof params);
+  params.axis = digit->outer == 1 ? digit->axis : 1;
+  bool even = !mesh->axes[axis].weights && cut->size % count == 0;
+  if (even) params.sections = count;
+  if (!even && count > MPG_MAX_TUPLE)
+    return mpg_fail(MPG_NOT_IMPLEMENTED,
+                    "%lld elements cannot be divided over %d devices: with more than %d devices "
+                    "the parts must be equal",
+                    (long long)cut->size, count, MPG_MAX_TUPLE);
+  for (int k = 0; k < count && !even; k++)
+    params.indices.values[params.indices.count++] =
+        mpg_mesh_begin(mesh, axis, cut->size, k) * digit->inner;
+  MPG_TRY(emit(e, MPG_OP__split_v2, &params, &source, 1, values));
+  for (int k = 0; k < count && digit->outer > 1; k++) {
+    mpg_shape part = shape;
+    part.dims[digit->axis] = digit->outer * mpg_mesh_count(mesh, axis, cut->size, k) * digit->inner;
+    MPG_TRY(emit_reshape(e, values[k], &part, &values[k]));
+  }
+  *made = (split_value){e->splits, value, axis, *digit, mesh, values};
+  e->splits = made;
+  *parts = values;
+  return MPG_OK;
+}
+
+/* --- Report ----------------------------------------------------------------------------------- */
+
+/* Appends the fields that identify a value of the source: op, block path and shape. */
+static void report_value(mpg_text *text, const mpg_graph *graph, uint32_t node, uint32_t value) {
+  const mpg_node *source = &graph->nodes[node];
+  const mpg_shape *shape = &graph->values[value].desc.shape;
+  char buffer[MPG_SHAPE_TEXT_SIZE];
+  mpg_text_append(text, "\t%s\t%s\t%s", source->op ? source->op->name : "input",
+                  mpg_scope_text(source->scope), mpg_shape_text(shape, buffer, sizeof buffer));
+}
+
+static uint32_t node_of(const mpg_graph *graph, uint32_t value) {
+  uint32_t low = 0, high = (uint32_t)graph->num_nodes;
+  while (high - low > 1) {
+    uint32_t middle = low + (high - low) / 2;
+    *(graph->nodes[middle].values <= value ? &low : &high) = middle;
+  }
+  return low;
+}
+
+/* Reports a transfer of a value: its kind and the bytes that it copies. */
+static void report_move(expansion *e, const char *kind, uint32_t value, size_t before) {
+  mpg_text *text = e->p->request->report;
+  if (!text || e->bytes == before) return;
+  mpg_text_append(text, "move\t%s", kind);
+  report_value(text, e->p->graph, node_of(e->p->graph, value), value);
+  mpg_text_append(text, "\t%zu\n", e->bytes - before);
+}
+
+/* Reports how a value is divided, and which annotations are the cause. */
+static void report_layout(expansion *e, uint32_t node, uint32_t value) {
+  mpg_text *text = e->p->request->report;
+  const mpg_part_value *own = &e->p->values[value];
+  const mpg_mesh *mesh = e->p->mesh_of[value];
+  if (!text || !mesh || !mpg_layout_divided(&own->layout)) return;
+  mpg_text_append(text, "cut");
+  report_value(text, e->p->graph, node, value);
+  for (int m = 0; m < mesh->num_axes; m++) {
+    const mpg_cut *cut = &own->layout.cuts[m];
+    if (!cut->on) continue;
+    const mpg_node *why = own->why[m] ? &e->p->graph->nodes[own->why[m] - 1] : NULL;
+    mpg_text_append(text, "\t%d %s %s %s", cut->digit.axis, mesh->axes[m].name,
+                    why ? ((const mpg_sharded_params *)why->params)->axes : "",
+                    why ? mpg_scope_text(why->scope) : "");
+  }
+  mpg_text_append(text, "\n");
+}
+
+/* --- Fetching --------------------------------------------------------------------------------- */
+
+typedef struct fetching {
+  uint32_t value;
+  const mpg_mesh *mesh;
+  const mpg_layout *want;
+  const mpg_coordinates *place;
+  bool gathers[MPG_MESH_AXES]; /* the parts along this axis are concatenated */
+  bool splits[MPG_MESH_AXES];  /* pieces are split for the devices along this axis */
+} fetching;
+
+/* Returns the digit of a cut in an array that has the cuts of two layouts, each of them may have a
+ * cut along the same axis of the mesh. All cuts must be apart. */
+static mpg_digit digit_within(const mpg_mesh *mesh, const mpg_layout *a,
+                              const mpg_coordinates *at_a, const mpg_layout *b,
+                              const mpg_coordinates *at_b, const mpg_cut *cut) {
+  mpg_digit first = mpg_layout_digit(mesh, a, at_a, cut),
+            second = mpg_layout_digit(mesh, b, at_b, cut);
+  return (mpg_digit){.axis = cut->digit.axis,
+                     .outer = first.outer * second.outer / cut->digit.outer,
+                     .inner = first.inner * second.inner / cut->digit.inner};
+}
+
+/* Splits the piece at `from` of a value with this layout by the wanted cuts, and moves the wanted
+ * part to its device. */
+static mpg_status split_and_move(expansion *e, const fetching *f, const mpg_coordinates *from,
+                                 const mpg_layout *layout, mpg_value value, mpg_value *result) {
+  mpg_layout added = {{{0}}};
+  for (int m = 0; m < f->mesh->num_axes; m++) {
+    if (!f->splits[m]) continue;
+    const mpg_cut *cut = &f->want->cuts[m];
+    mpg_value *parts;
+    mpg_digit digit = digit_within(f->mesh, layout, from, &added, f->place, cut);
+    MPG_TRY(emit_split(e, f->mesh, m, cut, &digit, value, &parts));
+    value = parts[f->place->at[m]];
+    added.cuts[m] = *cut;
+  }
+  return emit_move(e, value, mpg_mesh_device(f->mesh, f->place), e->p->values[f->value].stored,
+                   result);
+}
+
+/* Gathers along the axes from `axis` on; the coordinates along earlier axes are given. */
+static mpg_status collect(expansion *e, const fetching *f, int axis, mpg_coordinates *from,
+                          mpg_value *result) {
+  const mpg_part_value *own = &e->p->values[f->value];
+  while (axis < f->mesh->num_axes && !f->gathers[axis]) axis++;
+  if (axis == f->mesh->num_axes)
+    return split_and_move(e, f, from, &own->layout, own->pieces[index_of(f->mesh, from)], result);
+  int count = f->mesh->axes[axis].size;
+  mpg_value *parts = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *parts);
+  if (!parts) return mpg_out_of_host_memory((size_t)count * sizeof *parts);
+  for (int k = 0; k < count; k++) {
+    from->at[axis] = k;
+    MPG_TRY(collect(e, f, axis + 1, from, &parts[k]));
+  }
+  from->at[axis] = 0;
+  /* The result has the wanted cuts, and those along axes that are gathered later. */
+  mpg_layout later = {{{0}}};
+  for (int m = 0; m < axis; m++)
+    if (f->gathers[m]) later.cuts[m] = own->layout.cuts[m];
+  mpg_digit digit = digit_within(f->mesh, f->want, f->place, &later, from, &own->layout.cuts[axis]);
+  return emit_join(e, parts, count, &digit, result);
+}
+
+static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
+                        const mpg_coordinates *place, mpg_value *result);
+
+/* Fetches the value without the wanted splits to the device, and splits it there. */
+static mpg_status fetch_then_split(expansion *e, fetching *f, mpg_value *result) {
+  mpg_layout kept = *f->want;
+  for (int m = 0; m < f->mesh->num_axes; m++)
+    if (f->splits[m]) kept.cuts[m].on = false;
+  MPG_TRY(fetch(e, f->value, &kept, f->place, result));
+  return split_and_move(e, f, f->place, &kept, *result, result);
+}
+
+static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
+                        const mpg_coordinates *place, mpg_value *result) {
+  mpg_part_value *own = &e->p->values[value];
+  fetching f = {.value = value, .mesh = e->p->mesh_of[value], .want = want, .place = place};
+  if (!f.mesh) {
+    *result = own->pieces[0];
+    return MPG_OK;
+  }
+  for (fetched *old = own->fetched; old; old = old->next)
+    if (!memcmp(&old->place, place, sizeof *place) &&
+        mpg_layout_equal(f.mesh, &old->layout, want)) {
+      *result = old->value;
+      return MPG_OK;
+    }
+  mpg_coordinates from = {{0}};
+  bool apart = true, gathers = false, splits = false;
+  size_t before = e->bytes;
+  for (int m = 0; m < f.mesh->num_axes; m++) {
+    const mpg_cut *have = &own->layout.cuts[m], *wanted = &want->cuts[m];
+    if (mpg_cut_equal(f.mesh, m, have, wanted)) {
+      if (have->on) from.at[m] = place->at[m];
+      continue;
+    }
+    gathers |= f.gathers[m] = have->on;
+    splits |= f.splits[m] = wanted->on;
+  }
+  for (int m = 0; m < f.mesh->num_axes; m++)
+    for (int k = 0; k < f.mesh->num_axes; k++)
+      if (f.splits[m] && f.gathers[k]) apart &= mpg_cut_apart(&want->cuts[m], &own->layout.cuts[k]);
+  /* A parameter that is stored in parts is gathered again in the backward phase, so that the whole
+   * of it is only in memory while it is used. */
+  uint32_t region = e->target->recompute_region;
+  if (own->stored) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
+  MPG_TRY(apart ? collect(e, &f, 0, &from, result) : fetch_then_split(e, &f, result));
+  e->target->recompute_region = region;
+  report_move(e,
+              gathers && splits ? "all_to_all"
+              : gathers         ? "gather"
+              : splits          ? "scatter"
+                                : "copy",
+              value, before);
+  fetched *made = mpg_arena_alloc(&e->p->arena, sizeof *made);
+  if (!made) return mpg_out_of_host_memory(sizeof *made);
+  *made = (fetched){own->fetched, *want, *place, *result};
+  own->fetched = made;
+  return MPG_OK;
+}
+
+/* --- Nodes ------------------------------------------------------------------------------------ */
+
+static mpg_status new_pieces(expansion *e, uint32_t value) {
+  const mpg_mesh *mesh = e->p->mesh_of[value];
+  size_t count = mesh ? (size_t)mesh->num_devices : 1;
+  mpg_value *pieces = mpg_arena_alloc(&e->p->arena, count * sizeof *pieces);
+  if (!pieces) return mpg_out_of_host_memory(count * sizeof *pieces);
+  for (size_t i = 0; i < count; i++) pieces[i] = MPG_NO_VALUE;
+  e->p->values[value].pieces = pieces;
+  return MPG_OK;
+}
+
+/* Returns the part of the draw that the node draws for a cut along axis m of the mesh. The draw has
+ * the shape of the first output. */
+static mpg_random_part drawn_part(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh,
+                                  int m, const mpg_coordinates *place) {
+  const mpg_node *node = &p->graph->nodes[n];
+  const mpg_shape *drawn = &p->graph->values[node->values].desc.shape;
+  mpg_cut cut = mpg_part_cut(&p->nodes[n], m, (int)node->num_inputs);
+  int64_t inner = cut.digit.inner * mpg_shape_product(drawn, cut.digit.axis + 1, drawn->ndim);
+  int64_t begin = mpg_mesh_begin(mesh, m, cut.size, place->at[m]),
+          count = mpg_mesh_count(mesh, m, cut.size, place->at[m]);
+  return (mpg_random_part){.position = (uint64_t)(begin * inner),
+                           .run = (uint64_t)(count * inner),
+                           .stride = (uint64_t)(cut.size * inner)};
+}
+
+/* Emits a node on the parts at a place of `mesh`. */
+static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
+                            const mpg_coordinates *place, mpg_value *outputs) {
+  const mpg_graph *graph = e->p->graph;
+  const mpg_node *node = &graph->nodes[n];
+  const mpg_part_node *part = &e->p->nodes[n];
+  uint32_t count = node->num_inputs + node->num_outputs;
+  mpg_value *inputs = mpg_arena_alloc(&e->p->arena, node->num_inputs * sizeof *inputs + 1);
+  mpg_desc *descs = mpg_arena_alloc(&e->p->arena, count * sizeof *descs + 1);
+  void *params = mpg_arena_alloc(&e->p->arena, node->op->params->size + 1);
+  if (!inputs || !descs || !params) return mpg_out_of_host_memory(count * sizeof *descs);
+  for (uint32_t i = 0; i < count; i++) {
+    mpg_layout layout = {{{0}}};
+    mpg_value operand = i < node->num_inputs ? mpg_node_inputs(graph, node)[i]
+                                             : (mpg_value){n, i - node->num_inputs};
+    bool zero = false;
+    for (int m = 0; m < mesh->num_axes; m++) {
+      layout.cuts[m] = mpg_part_cut(part, m, (int)i);
+      int f = part->cuts[m].factor;
+      zero |= f >= 0 && part->rule.factors[f].once == (int)i && place->at[m] > 0;
+    }
+    const mpg_desc whole = mpg_graph_at(graph, operand)->desc;
+    descs[i] = whole;
+    descs[i].shape = mpg_layout_shape(mesh, &layout, place, &whole.shape);
+    if (i >= node->num_inputs) continue;
+    MPG_TRY(fetch(e, mpg_value_index(graph, operand), &layout, place, &inputs[i]));
+    if (zero) MPG_TRY(emit(e, MPG_OP_zeros_like, NULL, &inputs[i], 1, &inputs[i]));
+  }
+  MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, params));
+  if (mpg_node_flag(node, MPG_OP_COPY))
+    ((mpg_copyto_params *)params)->ctx = mpg_mesh_device(mesh, place);
+  mpg_value like = node->num_inputs ? inputs[0] : MPG_NO_VALUE;
+  uint32_t num_random = e->target->num_random;
+  MPG_TRY(mpg_graph_emit(e->target, node->op, node->params ? params : NULL, inputs,
+                         (int)node->num_inputs, like, outputs));
+  if (node->random == MPG_NO_RANDOM) return MPG_OK;
+  mpg_node *made = &e->target->nodes[outputs[0].node];
+  made->random = node->random;
+  for (int m = 0; m < mesh->num_axes; m++)
+    if (part->cuts[m].factor >= 0 && part->rule.factors[part->cuts[m].factor].counts)
+      made->draw = drawn_part(e->p, n, mesh, m, place);
+  e->target->num_random = num_random;
+  return MPG_OK;
+}
+
+/* Adds up or compares partial results. Each of several equal maxima gets the gradient, so maxima
+ * are not compared in pairs. */
+static mpg_status emit_combination(expansion *e, mpg_factor_kind kind, const mpg_value *parts,
+                                   int count, mpg_value *result) {
+  if (kind == MPG_FACTOR_SUM) {
+    mpg_num_args_params params = {.num_args = count};
+    return emit(e, MPG_OP_add_n, &params, parts, count, result);
+  }
+  mpg_stack_params stack = {.axis = 0, .num_args = count};
+  mpg_reduce_params along;
+  mpg_params_defaults(mpg_op_get(MPG_OP_max)->params, &along);
+  along.axis = (mpg_tuple){.count = 1};
+  MPG_TRY(emit(e, MPG_OP_stack, &stack, parts, count, result));
+  return emit(e, kind == MPG_FACTOR_MAX ? MPG_OP_max : MPG_OP_min, &along, result, 1, result);
+}
+
+/* Adds up (or compares) the partial results along an axis of the mesh. `pieces` has the partial
+ * result of each place, and receives the results. `layout` is the layout of the results so far, and
+ * they are partial along the axes in `partial`. */
+static mpg_status combine(expansion *e, const mpg_mesh *mesh, int axis, mpg_factor_kind kind,
+                          const mpg_cut *target, const bool *partial, mpg_layout *layout,
+                          mpg_value *pieces) {
+  int count = mesh->axes[axis].size;
+  bool others[MPG_MESH_AXES];
+  for (int m = 0; m < MPG_MESH_AXES; m++)
+    others[m] = m != axis && (layout->cuts[m].on || partial[m]);
+  mpg_value *parts = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *parts);
+  mpg_value *sums = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *sums);
+  if (!parts || !sums) return mpg_out_of_host_memory((size_t)count * sizeof *parts);
+  mpg_coordinates place = {{0}};
+  do {
+    for (int to = 0; to < (target->on ? count : 1); to++) {
+      place.at[axis] = to;
+      mpg_device_id device = mpg_mesh_device(mesh, &place);
+      for (int k = 0; k < count; k++) {
+        place.at[axis] = k;
+        parts[k] = pieces[index_of(mesh, &place)];
+        if (target->on) {
+          mpg_value *cut;
+          mpg_digit digit = mpg_layout_digit(mesh, layout, &place, target);
+          MPG_TRY(emit_split(e, mesh, axis, target, &digit, parts[k], &cut));
+          parts[k] = cut[to];
+        }
+        MPG_TRY(emit_move(e, parts[k], device, false, &parts[k]));
+      }
+      MPG_TRY(emit_combination(e, kind, parts, count, &sums[to]));
+    }
+    for (int k = 0; k < count; k++) {
+      place.at[axis] = k;
+      pieces[index_of(mesh, &place)] = k == 0 || target->on ? sums[k] : MPG_NO_VALUE;
+    }
+    place.at[axis] = 0;
+  } while (mpg_coordinates_next(mesh, others, &place));
+  layout->cuts[axis] = *target;
+  return MPG_OK;
+}
+
+static mpg_status divide_node(expansion *e, uint32_t n, const mpg_mesh *mesh) {
+  const mpg_graph *graph = e->p->graph;
+  const mpg_node *node = &graph->nodes[n];
+  const mpg_part_node *part = &e->p->nodes[n];
+  bool axes[MPG_MESH_AXES];
+  mpg_value *outputs = mpg_arena_alloc(&e->p->arena, node->num_outputs * sizeof *outputs + 1);
+  if (!outputs) return mpg_out_of_host_memory(node->num_outputs * sizeof *outputs);
+  for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = part->cuts[m].factor >= 0;
+  mpg_coordinates place = {{0}};
+  do {
+    MPG_TRY(emit_part(e, n, mesh, &place, outputs));
+    for (uint32_t k = 0; k < node->num_outputs; k++)
+      e->p->values[node->values + k].pieces[index_of(mesh, &place)] = outputs[k];
+  } while (mpg_coordinates_next(mesh, axes, &place));
+  for (uint32_t k = 0; k < node->num_outputs; k++) {
+    mpg_part_value *own = &e->p->values[node->values + k];
+    const mpg_layout target = own->layout;
+    mpg_layout layout = {{{0}}};
+    bool partial[MPG_MESH_AXES] = {false};
+    for (int m = 0; m < mesh->num_axes; m++) {
+      layout.cuts[m] = mpg_part_cut(part, m, (int)(node->num_inputs + k));
+      /* Without the factor, the piece at coordinate 0 is the result. */
+      partial[m] = axes[m] && !layout.cuts[m].on &&
+                   part->rule.factors[part->cuts[m].factor].kind != MPG_FACTOR_PASS;
+    }
+    for (int m = 0; m < mesh->num_axes; m++) {
+      if (!partial[m]) continue;
+      mpg_factor_kind kind = part->rule.factors[part->cuts[m].factor].kind;
+      bool apart = true;
+      for (int i = 0; i < mesh->num_axes; i++)
+        apart &= mpg_cut_apart(&layout.cuts[i], &target.cuts[m]);
+      size_t before = e->bytes;
+      bool scatters = apart && target.cuts[m].on;
+      const mpg_cut *to = scatters ? &target.cuts[m] : &(mpg_cut){0};
+      MPG_TRY(combine(e, mesh, m, kind, to, partial, &layout, own->pieces));
+      partial[m] = false;
+      report_move(e, scatters ? "reduce_scatter" : "reduce", node->values + k, before);
+    }
+    own->layout = layout;
+  }
+  return MPG_OK;
+}
+
+/* Returns the array that piece k of a stored parameter was copied from: skips reshapes and copies
+ * to another device. */
+static mpg_value stored_piece(const mpg_graph *graph, mpg_value value) {
+  for (;;) {
+    const mpg_node *node = &graph->nodes[value.node];
+    if (!mpg_node_is_reshape(node) && !mpg_node_flag(node, MPG_OP_COPY)) return value;
+    value = mpg_node_inputs(graph, node)[0];
+  }
+}
+
+/* True if an annotated value is the concatenation of its parts, which are on their devices already.
+ * Then uses them as its pieces. */
+static bool is_stored(expansion *e, uint32_t n) {
+  const mpg_graph *graph = e->p->graph;
+  const mpg_node *node = &graph->nodes[n];
+  mpg_part_value *own = &e->p->values[node->values];
+  const mpg_mesh *mesh = e->p->mesh_of[node->values];
+  int axis = -1;
+  for (int m = 0; m < mesh->num_axes; m++) {
+    if (!own->layout.cuts[m].on) continue;
+    if (axis >= 0) return false;
+    axis = m;
+  }
+  mpg_value join = mpg_node_inputs(graph, node)[0];
+  while (mpg_node_is_reshape(&graph->nodes[join.node]))
+    join = mpg_node_inputs(graph, &graph->nodes[join.node])[0];
+  const mpg_node *concat = &graph->nodes[join.node];
+  if (axis < 0 || !concat->op || !mpg_op_joins(concat->op) ||
+      (int)concat->num_inputs != mesh->axes[axis].size)
+    return false;
+  mpg_coordinates place = {{0}};
+  for (uint32_t k = 0; k < concat->num_inputs; k++) {
+    mpg_value piece = stored_piece(graph, mpg_node_inputs(graph, concat)[k]);
+    place.at[axis] = (int)k;
+    mpg_shape shape =
+        mpg_layout_shape(mesh, &own->layout, &place, &graph->values[node->values].desc.shape);
+    if (!mpg_device_id_equal(mpg_graph_at(graph, piece)->device, mpg_mesh_device(mesh, &place)) ||
+        !mpg_shape_equal(&mpg_graph_at(graph, piece)->desc.shape, &shape))
+      return false;
+    own->pieces[index_of(mesh, &place)] = e->p->values[mpg_value_index(graph, piece)].pieces[0];
+  }
+  return true;
+}
+
+static mpg_status expand_annotation(expansion *e, uint32_t n) {
+  const mpg_node *node = &e->p->graph->nodes[n];
+  const mpg_part_value *own = &e->p->values[node->values];
+  const mpg_mesh *mesh = e->p->mesh_of[node->values];
+  if (is_stored(e, n)) return MPG_OK;
+  uint32_t input = mpg_value_index(e->p->graph, mpg_node_inputs(e->p->graph, node)[0]);
+  bool axes[MPG_MESH_AXES];
+  for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = own->layout.cuts[m].on;
+  mpg_coordinates place = {{0}};
+  do {
+    MPG_TRY(fetch(e, input, &own->layout, &place, &own->pieces[index_of(mesh, &place)]));
+  } while (mpg_coordinates_next(mesh, axes, &place));
+  return MPG_OK;
+}
+
+/* Copies a node that is not divided. */
+static mpg_status take_over(expansion *e, uint32_t n) {
+  const mpg_graph *graph = e->p->graph;
+  const mpg_node *node = &graph->nodes[n];
+  mpg_value *inputs = mpg_arena_alloc(&e->p->arena, node->num_inputs * sizeof *inputs + 1);
+  if (!inputs) return mpg_out_of_host_memory(node->num_inputs * sizeof *inputs);
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    inputs[i] = mpg_node_inputs(graph, node)[i];
+    if (mpg_has_value(inputs[i]))
+      MPG_TRY(fetch(e, mpg_value_index(graph, inputs[i]), &(mpg_layout){{{0}}},
+                    &(mpg_coordinates){{0}}, &inputs[i]));
+  }
+  uint32_t number;
+  MPG_TRY(mpg_graph_append(e->target, graph, n, inputs, &number));
+  for (uint32_t k = 0; k < node->num_outputs; k++) {
+    e->p->values[node->values + k].pieces[0] = (mpg_value){number, k};
+    e->p->values[node->values + k].layout = (mpg_layout){{{0}}};
+  }
+  for (uint32_t i = 0; node->op && i < node->num_inputs; i++) {
+    if (!mpg_op_input_mutable(node->op, (int)i)) continue;
+    mpg_value input = mpg_node_inputs(graph, node)[i];
+    const mpg_node *from = &graph->nodes[input.node];
+    if (mpg_node_mutates(node) && mpg_node_annotates(from) &&
+        mpg_layout_divided(&e->p->values[from->values].layout))
+      return mpg_fail(
+          MPG_ERROR,
+          "%s writes input %u, which is annotated with axes '%s' of a mesh, so that the "
+          "new values would be lost; leave this array out of the plan",
+          node->op->name, i, ((const mpg_sharded_params *)from->params)->axes);
+    /* Parts of the input would be out of date. */
+    e->p->values[mpg_value_index(graph, input)].fetched = NULL;
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target) {
+  expansion e = {.p = p, .target = target};
+  const mpg_graph *graph = p->graph;
+  for (uint32_t n = 0; n < graph->num_nodes; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    if (!p->live[n]) continue;
+    for (uint32_t k = 0; k < node->num_outputs; k++) MPG_TRY(new_pieces(&e, node->values + k));
+    target->scope = node->scope;
+    target->origin = node->origin;
+    target->train = node->train;
+    target->phase = node->phase;
+    target->family = node->family;
+    target->recompute_region = node->recompute_region;
+    if (mpg_node_annotates(node))
+      MPG_TRY(expand_annotation(&e, n));
+    else
+      MPG_TRY(p->nodes[n].divided ? divide_node(&e, n, mpg_part_mesh(p, node)) : take_over(&e, n));
+    for (uint32_t k = 0; k < node->num_outputs; k++) report_layout(&e, n, node->values + k);
+  }
+  target->scope = target->origin = target->recompute_region = 0;
+  target->num_random =
+      target->num_random > graph->num_random ? target->num_random : graph->num_random;
+  target->num_recompute_regions = graph->num_recompute_regions;
+  mpg_value *outputs = mpg_arena_alloc(&p->arena, graph->num_outputs * sizeof *outputs + 1);
+  if (!outputs) return mpg_out_of_host_memory(graph->num_outputs * sizeof *outputs);
+  for (size_t i = 0; i < graph->num_outputs; i++)
+    MPG_TRY(fetch(&e, mpg_value_index(graph, graph->outputs[i]), &(mpg_layout){{{0}}},
+                  &(mpg_coordinates){{0}}, &outputs[i]));
+  return mpg_graph_set_outputs(target, outputs, graph->num_outputs);
+}

@@ -1,0 +1,79 @@
+/* Device meshes and layouts: how a value is divided over the devices of a mesh.
+ *
+ * A mesh is an array of devices with named axes. Values that are not divided are on the mesh's
+ * first device. A layout has at most one cut for each axis of the mesh. A cut divides a digit of an
+ * axis of the value (mpg_digit in op/sharding/sharding.h): the axis has outer * size * inner
+ * elements, and part k consists of the indices [begin(k), begin(k + 1)) of `size`. The parts may
+ * have different sizes. Two cuts of a value cover different digits.
+ *
+ * The part of a value for given coordinates along the mesh's axes is on the device with these
+ * coordinates; the coordinate along an axis without a cut is 0.
+ *
+ * Ownership: a mesh belongs to the arena that it was parsed into. Threads: any. */
+#ifndef MPG_GRAPH_PARTITION_MESH_H
+#define MPG_GRAPH_PARTITION_MESH_H
+
+#include "base/memory.h"
+#include "op/sharding/sharding.h"
+
+enum { MPG_MESH_AXES = 6, MPG_MESH_PARTS = 512, MPG_MESH_NAME = 24 };
+
+typedef struct mpg_mesh_axis {
+  char name[MPG_MESH_NAME];
+  int size;               /* number of devices along the axis */
+  const int64_t *weights; /* share of each device; NULL for equal shares */
+  int64_t total;          /* sum of the weights */
+} mpg_mesh_axis;
+
+typedef struct mpg_mesh {
+  const char *text; /* interned */
+  int num_axes, num_devices;
+  mpg_mesh_axis axes[MPG_MESH_AXES];
+  const mpg_device_id *devices; /* the last axis varies fastest */
+  bool exact;                   /* refuse cuts that change bits */
+} mpg_mesh;
+
+typedef struct mpg_cut {
+  bool on;
+  mpg_digit digit;
+  int64_t size;
+} mpg_cut;
+
+typedef struct mpg_layout {
+  mpg_cut cuts[MPG_MESH_AXES];
+} mpg_layout;
+
+typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
+  int at[MPG_MESH_AXES];
+} mpg_coordinates;
+
+/* Parses "data=2,model=2;cpu(0),cpu(1),cpu(2),cpu(3)", where a size may be a list of weights
+ * ("shard=3:1"), optionally followed by ";exact". `text` is interned. */
+mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
+int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length); /* index, or -1 */
+mpg_device_id mpg_mesh_device(const mpg_mesh *mesh, const mpg_coordinates *place);
+/* Returns the first index of part `part` of `size` indices that are divided along an axis. */
+int64_t mpg_mesh_begin(const mpg_mesh *mesh, int axis, int64_t size, int part);
+static inline int64_t mpg_mesh_count(const mpg_mesh *mesh, int axis, int64_t size, int part) {
+  return mpg_mesh_begin(mesh, axis, size, part + 1) - mpg_mesh_begin(mesh, axis, size, part);
+}
+/* True if every part of `size` indices has at least one index. */
+bool mpg_mesh_divides(const mpg_mesh *mesh, int axis, int64_t size);
+
+bool mpg_layout_divided(const mpg_layout *layout);
+/* True if two cuts along an axis of the mesh give the same parts. */
+bool mpg_cut_equal(const mpg_mesh *mesh, int axis, const mpg_cut *a, const mpg_cut *b);
+/* True if the cuts cover different digits, so that a value may have both. */
+bool mpg_cut_apart(const mpg_cut *a, const mpg_cut *b);
+bool mpg_layout_equal(const mpg_mesh *mesh, const mpg_layout *a, const mpg_layout *b);
+/* Returns the shape of the part at a place. */
+mpg_shape mpg_layout_shape(const mpg_mesh *mesh, const mpg_layout *layout,
+                           const mpg_coordinates *place, const mpg_shape *whole);
+/* Returns the digit that a cut covers within the part at a place of an array with this layout. The
+ * cut itself, and cuts that are not apart from it, are not counted. */
+mpg_digit mpg_layout_digit(const mpg_mesh *mesh, const mpg_layout *layout,
+                           const mpg_coordinates *place, const mpg_cut *cut);
+/* Moves `place` to the next coordinates along the axes in `axes`. Returns false after the last. */
+bool mpg_coordinates_next(const mpg_mesh *mesh, const bool *axes, mpg_coordinates *place);
+
+#endif

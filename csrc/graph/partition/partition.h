@@ -1,0 +1,89 @@
+/* Partitioning: divides a graph over the devices of meshes.
+ *
+ * The user annotates a few values (_contrib_sharded): dimension i of the value is cut along an axis
+ * of the mesh. The pass propagates the cuts through the graph with the sharding rules of the ops
+ * (propagate.c), and then replaces every divided node by a node for each device, with copies,
+ * concatenations and sums where the layouts of values change (expand.c). The result is an ordinary
+ * graph on many devices, so all later passes, gradients included, need not know about meshes.
+ *
+ * The pass runs after the rewrites, so that rewrites do not depend on how a graph is divided.
+ * Nodes that are not divided run on the first device of their mesh.
+ *
+ * Threads: callers hold the host lock. */
+#ifndef MPG_GRAPH_PARTITION_PARTITION_H
+#define MPG_GRAPH_PARTITION_PARTITION_H
+
+#include "graph/ir/graph.h"
+#include "graph/partition/mesh.h"
+
+typedef struct mpg_partition_request {
+  mpg_graph *graph; /* replaced by the divided graph */
+  /* Inputs of the graph; replaced by the corresponding inputs of the divided graph. */
+  mpg_value *inputs;
+  size_t num_inputs;
+  const bool *wanted; /* per input: true if its gradient is needed */
+  /* The graph runs on micro-batches, and each draws its part of the random numbers. Random
+   * ops are then not divided. */
+  bool micro_batches;
+  bool exact; /* refuse cuts that change bits, for all meshes */
+  /* Receives a line for each divided value ("cut", op, block path, shape, and for each axis of the
+   * mesh "dimension axis annotation path") and for each transfer ("move", kind, op, block path,
+   * shape, bytes), with tabs between the fields. May be NULL. */
+  mpg_text *report;
+} mpg_partition_request;
+
+/* True if the graph has annotations that name a mesh. */
+bool mpg_graph_names_mesh(const mpg_graph *graph);
+/* Sets *changed to false if no annotation of the graph names a mesh. */
+mpg_status mpg_graph_partition(const mpg_partition_request *request, bool *changed);
+
+/* --- Internal to the pass --------------------------------------------------------------------- */
+/* How a node is divided along an axis of the mesh: the factor of its rule (-1: not divided), and
+ * the digit of the factor that is cut (factor->size == outer * size * inner). */
+typedef struct mpg_node_cut {
+  int factor;
+  int64_t outer, size, inner;
+} mpg_node_cut;
+
+typedef struct mpg_part_node {
+  mpg_node_cut cuts[MPG_MESH_AXES];
+  bool known, divided;
+  mpg_sharding rule; /* valid if `known` */
+} mpg_part_node;
+
+typedef struct mpg_part_value {
+  mpg_layout layout;
+  uint32_t why[MPG_MESH_AXES]; /* 1 + the annotation that caused the cut */
+  bool fixed;                  /* annotated */
+  bool stored;                 /* the layout is only how the value is stored, and does not spread */
+  /* Expansion. */
+  mpg_value *pieces;           /* per device of the mesh */
+  struct mpg_fetched *fetched; /* parts with other layouts */
+} mpg_part_value;
+
+typedef struct mpg_partitioning {
+  const mpg_partition_request *request;
+  const mpg_graph *graph; /* the source */
+  mpg_arena arena;
+  mpg_mesh *meshes;
+  int num_meshes;
+  const mpg_mesh **mesh_of; /* per value: the mesh whose first device has it; NULL if none */
+  mpg_part_node *nodes;
+  mpg_part_value *values;
+  bool *live;  /* per node */
+  bool *wants; /* per value: its gradient is needed */
+} mpg_partitioning;
+
+static inline bool mpg_node_annotates(const mpg_node *node) {
+  return mpg_node_flag(node, MPG_OP_ANNOTATES);
+}
+static inline const mpg_mesh *mpg_part_mesh(const mpg_partitioning *p, const mpg_node *node) {
+  return node->num_outputs ? p->mesh_of[node->values] : NULL;
+}
+/* Returns the cut of an operand that a cut of a node causes; off if the operand lacks the
+ * factor. Operands are the inputs, then the outputs. */
+mpg_cut mpg_part_cut(const mpg_part_node *node, int axis, int operand);
+mpg_status mpg_partition_propagate(mpg_partitioning *p);
+mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target);
+
+#endif
