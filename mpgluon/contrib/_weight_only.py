@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ndarray as nd
 from .._internal.ranks.own_arrays import brought_to_all
 from ..gluon._packing.weights import check_format, group_of, quantize_array, selected
-from ..gluon._tree import adapters_of
+from ..gluon._tree import adapters_of, refuse_partitioned
 from ..gluon.block import Block
 from ..gluon.nn.quantized_layers import packed_like
 from ._calibrated_weights import Task, awq, gptq, inputs_of
@@ -111,6 +111,7 @@ def quantize_weights(
         raise ValueError(f"{who}: only 'int4' has zeros, not {format!r}")
     if not isinstance(net, Block):
         raise TypeError(f"{who}: the network must be a Block, not {type(net).__name__}")
+    refuse_partitioned(net, who, "quantize the weights before the network is partitioned")
     work = selected(who, net, layers, skip)
     groups = {path: _checked(who, path, block, format, group) for _, _, path, block in work}
     made: dict[int, Block] = {}

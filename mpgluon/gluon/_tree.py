@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._internal.hints import OptionsChecked
 from ..attribute import AttrScope
+from ..base import MXNetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,6 +66,9 @@ class TreeNode(OptionsChecked):
     # Low-rank additions to the product of a layer (`contrib.lora`), or None. Traces depend on it,
     # so a change replaces the object.
     _adapters: Any = None
+    # How a partitioned network divides the block's parameters and inputs
+    # (`parallel._partition`), or None.
+    _partitioning: Any = None
 
     def __init__(self) -> None:
         self._children: dict[str, Any] = Parts()
@@ -136,6 +140,23 @@ def own_parameters(block):
     return block._reg_params
 
 
+def replace_parameter(block, name, others):
+    """Replaces a block's own parameter by others that the block has already, given by their
+    attribute names. They take its position, because initial values depend on the order."""
+    own = dict(block._reg_params)
+    former, parts = own[name], {other: own.pop(other) for other in others}
+    block._reg_params = _in_place_of(own, name, parts)
+    block.params.replace(former, list(parts.values()))
+
+
+def _in_place_of(items, key, others):
+    """Returns a copy of a dict with items of `others` at the position of `key`."""
+    result = {}
+    for name, item in items.items():
+        result.update(others if name == key else {name: item})
+    return result
+
+
 def users_of(blocks: Iterable[Any]) -> Counter[Any]:
     """Returns how many of the distinct blocks have each parameter as their own."""
     return Counter(
@@ -157,6 +178,26 @@ def adapters_of(block):
 def set_adapters(block, adapters):
     """Sets the value of `adapters_of`."""
     block._adapters = adapters
+
+
+def division_of(block):
+    """Returns how a partitioned network divides the block's parameters and inputs, or None."""
+    return block._partitioning
+
+
+def set_division(block, division):
+    """Sets the value of `division_of`."""
+    block._partitioning = division
+
+
+def refuse_partitioned(net, who, advice):
+    """Raises MXNetError if `Mesh.partition` has divided a network, or a block in it."""
+    for path, block in (("", net), *((path, block) for _, _, path, block in walk(net))):
+        if block._partitioning is not None:
+            raise MXNetError(
+                f"{who}: '{path or net.name}' is divided over the devices of a mesh "
+                f"(Mesh.partition); {advice}"
+            )
 
 
 def forward_hooks(block):

@@ -18,6 +18,7 @@ from ..gluon._tree import (
     forget_compiled,
     group_of,
     own_parameters,
+    refuse_partitioned,
     set_devices_of_groups,
     set_group,
     walk,
@@ -25,6 +26,7 @@ from ..gluon._tree import (
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
+from ._partition import partition as divide_network
 from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mesh"]
 
-AXES = ("data", "stage", "model")
+AXES = ("data", "stage", "model", "shard", "expert", "context")
 _GROUP = "mesh stage "
 
 
@@ -46,7 +48,9 @@ class Mesh:
     axes : dict of str to int
         ``{'data': 2, 'stage': 2}``: the number of devices along each axis. A network is replicated
         along ``data``, its stages are placed along ``stage``, and its layers are split along
-        ``model``. Missing axes have size 1.
+        ``model``. `partition` also uses ``shard``, ``expert`` and ``context``. Missing axes have
+        size 1. A list instead of a number, as in ``{'shard': [3, 1]}``, gives the devices unequal
+        shares of the arrays that `partition` divides along the axis.
     devices : list of Context, optional
         Devices; their number must be the product of the sizes. The last axis varies fastest. By
         default, the first GPUs, or the CPU devices ``cpu(0), cpu(1), ...`` if there are no GPUs.
@@ -87,12 +91,23 @@ class Mesh:
         for name, size in axes.items():
             if name not in AXES:
                 raise ValueError(f"Mesh: unknown axis {name!r}; expected one of {', '.join(AXES)}")
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(
-                    f"Mesh: axis {name!r} must have a positive integer number of devices, not "
-                    f"{size!r}"
-                )
-        self.axes: dict[str, int] = dict(axes)
+            for number in size if isinstance(size, (list, tuple)) and size else [size]:
+                if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                    raise ValueError(
+                        f"Mesh: axis {name!r} must have a positive integer number of devices, or a "
+                        f"list with the share of each device, not {size!r}"
+                    )
+        # The shares of the devices along axes whose devices have unequal shares.
+        self.weights: dict[str, list[int]] = {
+            name: list(size)
+            for name, size in axes.items()
+            if isinstance(size, (list, tuple)) and len(set(size)) > 1
+        }
+        self.axes: dict[str, int] = {
+            name: len(size) if isinstance(size, (list, tuple)) else size
+            for name, size in axes.items()
+        }
+        axes = self.axes
         count = math.prod(axes.values())
         shape = " x ".join(f"{name} {size}" for name, size in axes.items())
         if devices is None:
@@ -121,7 +136,7 @@ class Mesh:
                 f"Mesh: {absent[0]} does not exist: this machine has {num_gpus()} GPUs"
             )
         self.devices = devices
-        self._at = dict(zip(itertools.product(*map(range, axes.values())), devices))
+        self._at = dict(zip(itertools.product(*map(range, self.axes.values())), devices))
 
     def __repr__(self) -> str:
         return f"Mesh({self.axes}, devices={self.devices})"
@@ -140,7 +155,7 @@ class Mesh:
             raise ValueError(f"Mesh: unknown axis {axis!r}; expected one of {', '.join(AXES)}")
         return self.axes.get(axis, 1)
 
-    def device(self, data: int = 0, stage: int = 0, model: int = 0) -> Context:
+    def device(self, **at: int) -> Context:
         """Returns the device at the given indices; negative indices count from the end. Raises
         IndexError if an index is out of range.
 
@@ -150,17 +165,15 @@ class Mesh:
         >>> mesh.device(data=1), mesh.device(data=1, stage=-1)
         (cpu(2), cpu(3))
         """
-        place = []
-        for axis, at in zip(AXES, (data, stage, model)):
+        for axis, index in at.items():
             size = self.size(axis)
-            if not -size <= at < size:
+            if not -size <= index < size:
                 raise IndexError(
-                    f"Mesh: index {at} is out of range: axis {axis!r} has {size} devices"
+                    f"Mesh: index {index} is out of range: axis {axis!r} has {size} devices"
                 )
-            place.append(at % size)
-        return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
+        return self._at[tuple(at.get(axis, 0) % size for axis, size in self.axes.items())]
 
-    def line(self, axis: str, data: int = 0, stage: int = 0, model: int = 0) -> list[Context]:
+    def line(self, axis: str, **at: int) -> list[Context]:
         """Returns the devices along one axis, at fixed indices along the other axes.
 
         Examples
@@ -169,8 +182,24 @@ class Mesh:
         >>> mesh.line('stage', data=1)
         [cpu(2), cpu(3)]
         """
-        at = {"data": data, "stage": stage, "model": model}
         return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
+
+    def devices_of_stage(self, stage: int) -> list[Context]:
+        """Returns all devices of a stage, along the other axes; the last axis varies fastest.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'stage': 2, 'model': 2}, [mx.cpu(i) for i in range(4)])
+        >>> mesh.devices_of_stage(1)
+        [cpu(2), cpu(3)]
+        """
+        axes = list(self.axes)
+        at = axes.index("stage") if "stage" in axes else None
+        return [
+            ctx
+            for place, ctx in self._at.items()
+            if at is None or place[at] == stage % self.size("stage")
+        ]
 
     def split_and_load(
         self, data: Any, batch_axis: int = 0, even_split: bool = True, stage: int = 0
@@ -276,6 +305,7 @@ class Mesh:
         if not isinstance(net, Block):
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
         refuse_inner(net, "Mesh.place", self)
+        refuse_partitioned(net, "Mesh.place", "a network is either placed or partitioned")
         assigned = self._assign(net, stages)
         for block in assigned:
             if group_of(block) is not None and not is_placement(group_of(block)):
@@ -321,6 +351,80 @@ class Mesh:
                     if param.list_ctx() != homes[param]:
                         param.reset_ctx(homes[param])
                 param.placed = _MeshDevices(homes[param], replicas)
+        return net
+
+    def partition(
+        self, net: Block, plan: dict[str, Any] | None = None, partition: str = "fast"
+    ) -> Block:
+        """Divides a hybridized network over the devices of the mesh.
+
+        The plan says how a few parameters and inputs are cut. When the network is compiled, the
+        cuts spread through its operators: an operator whose inputs are cut computes a part on each
+        device, and arrays are copied, gathered or summed where the cuts change. Other operators
+        run on the first device. The network's code, inputs and results stay the same; a
+        call takes whole arrays and returns them on the first device.
+
+        Divided parameters are replaced by their parts, ``shard0_weight``, ``shard1_weight``, ...,
+        each with its gradient and optimizer states on its device. Create the Trainer afterwards.
+
+        Parameters
+        ----------
+        net : HybridBlock
+            Network whose blocks are all HybridBlocks.
+        plan : dict, optional
+            Maps regular expressions for parameters (paths such as ``encoder.0.qkv.weight``, or
+            names), and inputs (``data0``, ``data1``, ...), to tuples with an axis of the mesh, or
+            None, for each dimension: ``{'.*qkv.weight': ('model', None), 'data0': 'data'}``.
+            Trailing None can be omitted. ``('data', 'shard')`` as an entry cuts a dimension along
+            two axes. ``'model:3'`` cuts each of three equal blocks of a dimension (queries, keys
+            and values), and ``'model:3:64'`` cuts them in multiples of 64 (a head).
+            Parameters that are cut along ``shard`` alone are stored in parts, and gathered when
+            they are used (fully sharded data parallelism).
+            By default, the first dimension of each input is cut along ``data`` and ``shard``, and
+            all parameters that are large enough are stored in parts along ``shard``.
+        partition : {'fast', 'exact'}, default 'fast'
+            'exact' raises an error when the network is compiled if an operator would not compute
+            the same bits as on one device: if it sums over a divided dimension, or its gradient
+            does.
+
+        Returns
+        -------
+        HybridBlock
+            `net`.
+
+        Raises
+        ------
+        ValueError
+            If a pattern matches nothing, names an unknown axis, or a dimension is too small.
+        MXNetError
+            If the network contains Blocks that are not HybridBlocks, is partitioned already, or
+            has parameters of unknown shapes.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'model': 2}, [mx.cpu(0), mx.cpu(1)])
+        >>> net = mx.gluon.nn.HybridSequential()
+        >>> net.add(mx.gluon.nn.Dense(8, in_units=4, activation='relu'))
+        >>> net.add(mx.gluon.nn.Dense(2, in_units=8))
+        >>> net.initialize()
+        >>> _ = mesh.partition(net, {'0.weight': 'model', '1.weight': (None, 'model')})
+        >>> net.hybridize()
+        >>> net(mx.nd.ones((3, 4))).shape, net[0].shard1_weight.list_ctx()
+        ((3, 2), [cpu(1)])
+        """
+        if not isinstance(net, Block):
+            raise TypeError(f"Mesh.partition: expected a Block, not {type(net).__name__}")
+        if partition not in ("fast", "exact"):
+            raise ValueError(
+                f"Mesh.partition: partition must be 'fast' or 'exact', not {partition!r}"
+            )
+        if self.size("stage") > 1 or placement(net) is not None:
+            raise MXNetError(
+                "Mesh.partition: a network with stages (Mesh.place, or an axis 'stage') cannot be "
+                "partitioned yet; use a mesh without 'stage'"
+            )
+        refuse_inner(net, "Mesh.partition", self)
+        divide_network(self, net, plan, partition == "exact")
         return net
 
     def _groups(self, replica):

@@ -16,6 +16,7 @@ from ..gluon._tree import (
     devices_of_groups,
     group_of,
     own_parameters,
+    refuse_partitioned,
     set_devices_of_groups,
     set_group,
     walk,
@@ -61,6 +62,7 @@ def place(
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
     refuse_inner(net, "place")
+    refuse_partitioned(net, "place", "a network is either placed or partitioned")
     named = _named(net, where, blocks, strict=replaced is None)
     for block, device in (replaced or {}).items():
         named.setdefault(block, device)

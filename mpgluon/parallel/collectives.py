@@ -34,9 +34,9 @@ __all__ = [
 ]
 
 
-def divide(total: int, count: int) -> list[tuple[int, int]]:
+def divide(total: int, count: int, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
     """Returns the ranges of `count` parts of `total`. Sizes differ by at most one; larger parts
-    come first.
+    come first. With `weights`, the sizes are proportional to them.
 
     Parameters
     ----------
@@ -44,6 +44,8 @@ def divide(total: int, count: int) -> list[tuple[int, int]]:
         Number of elements.
     count : int
         Number of parts.
+    weights : list of int, optional
+        Share of each part.
 
     Returns
     -------
@@ -55,6 +57,10 @@ def divide(total: int, count: int) -> list[tuple[int, int]]:
     >>> mx.parallel.collectives.divide(7, 3)
     [(0, 3), (3, 5), (5, 7)]
     """
+    if weights:
+        whole = sum(weights)
+        ends = [int(total * sum(weights[: k + 1]) / whole + 0.5) for k in range(count)]
+        return list(zip([0, *ends[:-1]], ends))
     each, more = divmod(total, count)
     ends = [each * (k + 1) + min(k + 1, more) for k in range(count)]
     return list(zip([0, *ends[:-1]], ends))

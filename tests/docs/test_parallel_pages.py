@@ -66,6 +66,12 @@ def replicated(scope, printed):
     assert (means[0].asnumpy() == means[1].asnumpy()).all()
 
 
+def partitioned(scope, printed):
+    assert "because of" in printed and "reduce  FullyConnected" in printed
+    assert scope["net"][7].shard1_weight.list_ctx() == [mx.cpu(1)]
+    assert [line.split()[0] for line in printed.splitlines()[-2:]] == ["cpu(0)", "cpu(1)"]
+
+
 def meshed(scope, printed):
     assert "cpu(5)" in printed and "_shard1_weight [cpu(1), cpu(5)]" in printed
     assert [loss.context for loss in scope["losses"]] == [mx.cpu(2), mx.cpu(6)]
@@ -112,6 +118,7 @@ CHECKS = {
     "tensor-parallel": split,
     "replicas": replicated,
     "mesh": meshed,
+    "partition": partitioned,
     "planner": planned,
     "checkpoints": resumed,
     "memory": saved,
@@ -144,7 +151,7 @@ def test_every_page_is_checked_and_in_the_index():
     with open(os.path.join(ROOT, "docs", "parallel.md"), encoding="utf-8") as file:
         index = file.read()
     listed = index.partition("{toctree}")[2].split("```")[0].split()[3:]
-    assert listed == [f"parallel/{name}" for name in [*CHECKS][:7] + ["ranks"] + [*CHECKS][7:]]
+    assert listed == [f"parallel/{name}" for name in [*CHECKS][:8] + ["ranks"] + [*CHECKS][8:]]
     for name in PAGES:
         assert f"](parallel/{name}.md" in index
 

@@ -1,8 +1,13 @@
-"""Replicated and sharded networks: training, and assembled parameters."""
+"""Replicated, sharded and partitioned networks: training, and assembled parameters."""
+
+import math
+import re
 
 import numpy as np
 
-from mpgluon import autograd, gluon, parallel as par
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel as par
+from support.devices import on
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -66,3 +71,90 @@ def inputs_of(shape, integers=0):
         if integers
         else rng.standard_normal(shape).astype("float32")
     )
+
+
+# --- Partitioned networks, compared with the same networks on one device ---
+
+SGD = "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+ADAM = "adam", {"learning_rate": 0.01}
+TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
+
+
+def mesh_of(axes, first=0):
+    count = math.prod(n if isinstance(n, int) else len(n) for n in axes.values())
+    return mx.parallel.Mesh(axes, [on(first + i) for i in range(count)])
+
+
+def build(make, axes=None, plan=None, partition="fast", dtype="float64", **flags):
+    """Returns an initialized network, partitioned if `axes` are given, and hybridized unless
+    `flags` are active=False."""
+    mx.random.seed(3)
+    net = make()
+    net.initialize(mx.init.Uniform(0.3), ctx=on(0))
+    net.cast(dtype)
+    if axes is not None:
+        mesh_of(axes).partition(net, plan, partition)
+    net.hybridize(**flags)
+    return net
+
+
+def inputs(*shapes, dtype="float64", high=None):
+    """Returns an array for each shape: uniform numbers, or integers below `high`."""
+    random = np.random.RandomState(5)
+    if high is not None:
+        return [nd.array(random.randint(0, high, s), dtype="int32", ctx=on(0)) for s in shapes]
+    return [nd.array(random.uniform(-1, 1, s), ctx=on(0)).astype(dtype) for s in shapes]
+
+
+def flat(outputs):
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def arrays(named):
+    """Returns arrays as float64, without the number in the name of a decoder."""
+    return {re.sub(r"^decoder\d+_", "", k): np.asarray(v, "float64") for k, v in named.items()}
+
+
+def backward(net, batch):
+    """Calls a network and its backward with fixed gradients of the outputs. Returns the outputs."""
+    with autograd.record():
+        outputs = flat(net(*batch))
+    random = np.random.RandomState(7)
+    heads = [nd.array(random.uniform(-1, 1, o.shape), ctx=on(0)) for o in outputs]
+    heads = [
+        h.as_np_ndarray() if isinstance(o, mx.np.ndarray) else h for h, o in zip(heads, outputs)
+    ]
+    autograd.backward(outputs, [head.astype(o.dtype) for head, o in zip(heads, outputs)])
+    return outputs
+
+
+def trained(net, batches, optimizer=SGD, steps=3):
+    """Returns outputs, gradients and parameters of some steps, by name. Without an optimizer,
+    nothing is updated."""
+    mx.random.seed(11)
+    trainer = optimizer and gluon.Trainer(net.collect_params(), *optimizer)
+    found = {}
+    for step in range(steps):
+        outputs = backward(net, batches[step % len(batches)])
+        found.update(
+            {f"{step} output {i}": o.astype("float64").asnumpy() for i, o in enumerate(outputs)}
+        )
+        found.update({f"{step} gradient {k}": g for k, g in arrays(cast(gradients, net)).items()})
+        if trainer:
+            trainer.step(4)
+    found.update(arrays(cast(values, net)))
+    for i, out in enumerate(flat(net(*batches[0]))):
+        found[f"prediction {i}"] = out.astype("float64").asnumpy()
+    return found
+
+
+def cast(function, net):
+    return {name: np.asarray(array).astype("float64") for name, array in function(net).items()}
+
+
+def check(found, wanted, dtype="float64"):
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert found[name].shape == array.shape, name
+        limit = TOLERANCE[dtype] * max(np.abs(array).max(initial=0), 0.1)
+        assert np.abs(found[name] - array).max(initial=0) <= limit, name

@@ -13,7 +13,7 @@ from ..._internal import domain
 from ..._internal.hints import unknown_option_of
 from ...context import cpu
 from ...gluon import nn
-from ...gluon._tree import adapters_of, children, own_parameters, set_adapters
+from ...gluon._tree import adapters_of, children, own_parameters, refuse_partitioned, set_adapters
 from ...gluon.block import Block
 from ...gluon.nn.quantized_layers import float_like
 from ...gluon.parameter import Constant, Parameter, ParameterDict
@@ -50,6 +50,7 @@ _KINDS = (
     nn.QuantizedDense,
     nn.Embedding,
 )
+_ELSEWHERE = "save the adapters (lora.save), and load them into a network that is not partitioned"
 _NAMES = "nn.Dense, nn.QuantizedDense and nn.Embedding, and their split forms"
 
 
@@ -265,6 +266,7 @@ def apply(
 
 def attach(net: Block, work: dict[str, tuple[Block, Options]], name: str, who: str) -> None:
     """Adds the adapter `name` to layers (path -> layer, options), after checking all of them."""
+    refuse_partitioned(net, f"lora.{who}", "add adapters before the network is partitioned")
     for path, (layer, option) in work.items():
         current = adapters_of(layer)
         if current is not None and name in current.options:
@@ -465,6 +467,7 @@ def remove(net: Block, name: str | None = None) -> None:
     ['write', 'write']
     """
     found = adapted(net, "remove", name)
+    refuse_partitioned(net, "lora.remove", _ELSEWHERE)
     if any(adapters_of(layer).kept is not None for layer in found.values()):
         unmerge(net)
     _detach(net, found, name)
@@ -514,6 +517,7 @@ def merge(net: Block, keep: bool = True, dequantize: bool = False) -> None:
     >>> lora.unmerge(net)
     """
     found = adapted(net, "merge")
+    refuse_partitioned(net, "lora.merge", _ELSEWHERE)
     _refuse_merged(found, "merge")
     users: dict[Parameter, list[str]] = {}
     for path, layer in layers(net):
@@ -579,6 +583,7 @@ def unmerge(net: Block) -> None:
     }
     if not found:
         raise ValueError(f"lora.unmerge: no adapters of '{net.name}' are merged")
+    refuse_partitioned(net, "lora.unmerge", _ELSEWHERE)
     for layer in found.values():
         current = adapters_of(layer)
         for param, value in current.kept.items():

@@ -14,7 +14,7 @@ from ...ndarray._sparse.row_gradients import whole
 from ...ndarray._sparse.row_taps import TappedCall, Taps, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
-from .._tree import flags_of, structure_changes
+from .._tree import division_of, flags_of, structure_changes
 from ..utils import shape_is_known
 from . import grouped, recompute, tracing
 from .captured import Captured, are_current
@@ -176,6 +176,9 @@ class Signature:
         """Runs the block on traced arrays and returns its results as a flat list."""
         if flags_of(self.block).get("recompute") is True:
             _core.begin_recompute()
+        division = division_of(self.block)
+        if division is not None:
+            arrays = division.annotate(arrays)
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
         outputs = []
         self.outputs = flatten(value, outputs, "The outputs")

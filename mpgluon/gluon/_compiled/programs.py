@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _core
 from ..._internal.tables import Tabular
 from .call import LIMIT
+from .shardings import Shardings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +20,8 @@ class CompiledPrograms(Tabular):
     Each dict has ``block``, the path of the compiled block, and the entries of
     `_core.CachedOp.compiled` for the signature: ``inputs``, ``train``, ``exact``, ``calls``,
     ``devices`` (name -> its ``forward`` and ``backward`` programs, which are lists of instructions,
-    and the ``planned`` bytes there), ``copies`` between devices, and ``bytes_held`` for pending
-    backward passes.
+    and the ``planned`` bytes there), ``shardings`` (`shardings` as text), ``copies``
+    between devices, and ``bytes_held`` for pending backward passes.
 
     The entry of a pipelined block additionally has ``pipeline``, ``rows`` (of each micro-batch)
     and ``stages``. Each stage has its device, blocks, operators (``forward``, ``backward``,
@@ -59,6 +60,24 @@ class CompiledPrograms(Tabular):
                             f"  {name} {phase}: " + ", ".join(map(_step_text, device[phase]))
                         )
         return "\n".join(lines)
+
+    def shardings(self) -> Shardings:
+        """Returns how the network is divided, for the signature that was compiled last (see
+        `parallel.Mesh.partition`). Printing the result shows which values are cut, which annotation
+        is the cause, and the transfers.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'model': 2}, [mx.cpu(0), mx.cpu(1)])
+        >>> net = mx.gluon.nn.Dense(4, in_units=6)
+        >>> net.initialize()
+        >>> _ = mesh.partition(net, {'weight': 'model'})
+        >>> net.hybridize()
+        >>> _ = net(mx.nd.ones((2, 6)))
+        >>> [(t['kind'], t['op'], t['bytes']) for t in net.compiled().shardings().transfers]
+        [('copy', 'input', 48), ('scatter', 'input', 8), ('gather', 'FullyConnected', 16)]
+        """
+        return Shardings(self._entries[-1]["shardings"] if self._entries else "")
 
     def _parts(self):
         if not self._entries:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _PARTS = {"_children", "_reg_params"}
 _BLOCK_HINT = " Assign a Block, such as nn.HybridLambda(function)."
 # Attributes on which traces depend. A change is counted (`_compiled.structure`).
-_NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags", "_adapters"}
+_NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags", "_adapters", "_partitioning"}
 
 
 class _NameScope(_core.Scope):

@@ -193,6 +193,8 @@ class HybridBlock(Block, Compilable):
             if self._op_hook is not None:
                 return self.forward(*args)
             return (self._compiled_call or self._new_call())(args)
+        if self._partitioning is not None and tracing.current() is not None:
+            args = self._partitioning.annotate_arguments(args)
         if self._active and self._flags.get("recompute") is True and _core.begin_recompute():
             try:
                 return self.forward(*args)
@@ -295,6 +297,8 @@ class HybridBlock(Block, Compilable):
         ops = nd if unknown is None else tracing.InferringOps()
         if self._op_hook is not None:
             ops = self._hooked(ops)
+        if self._partitioning is not None:
+            arrays = self._partitioning.join(arrays)
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
         except MXNetError as error:
@@ -319,6 +323,8 @@ class HybridBlock(Block, Compilable):
         from ... import symbol
         from ...symbol import _array_uses
 
+        if self._partitioning is not None:
+            self._partitioning.refuse_symbols(block_path() or type(self).__name__)
         variables = {name: param.var() for name, param in self._reg_params.items()}
         if holds(args, symbol.np.NumPySymbol):
             variables = {name: variable.as_np_ndarray() for name, variable in variables.items()}

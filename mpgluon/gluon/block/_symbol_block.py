@@ -14,7 +14,7 @@ from ...context import current_context
 from ...util import is_np_array, is_np_shape, np_shape
 from .. import _nested
 from .._compiled import tracing
-from .._tree import compiled_call, export_form
+from .._tree import compiled_call, export_form, refuse_partitioned
 from ..parameter import ParameterDict
 from ..utils import shape_is_known
 from ._hybrid_block import HybridBlock
@@ -332,6 +332,12 @@ def symbol_and_constants(
 
     if isinstance(block, SymbolBlock):
         return block._symbol, {}
+    refuse_partitioned(
+        block,
+        f"{purpose.removeprefix('calling ')} (symbols)",
+        "symbols and exported files describe networks on one device: save the network with "
+        "mx.parallel.save, load it into one that is not partitioned, and use that",
+    )
     call = compiled_call(block)
     structure = None if call is None else call.structure()
     descs = None if structure is None else call.inputs()

@@ -172,7 +172,9 @@ class QuantizedDense(Layer):
 
     def _fixed(self, name, shape, dtype, init):
         """Returns a new parameter without a gradient."""
-        return self.params.get(name, shape=shape, dtype=dtype, init=init, differentiable=False)
+        param = self.params.get(name, shape=shape, dtype=dtype, init=init, differentiable=False)
+        param.fixed = True
+        return param
 
     @property
     def units(self) -> int:

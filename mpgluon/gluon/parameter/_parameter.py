@@ -109,7 +109,10 @@ class Parameter(MXNetNames):
     or None), `deferred_init` (the arguments of a pending initialization, or empty), `placed` (the
     devices to which the network's placement assigns the parameter, or None), `floating`,
     `replaced`, `owner`, `left`, `family` (the split parameter that this parameter is a part of),
-    `is_numpy` (True if the arrays are of ``mx.np``).
+    `is_numpy` (True if the arrays are of ``mx.np``), `fixed` (True if the parameter has
+    ``differentiable=False``, but its layer does not update it either), `joined` (if
+    `Mesh.partition` has divided the parameter: the device on which its layer computes, and the
+    parts).
 
     Examples
     --------
@@ -124,6 +127,8 @@ class Parameter(MXNetNames):
     family: Any = None
     placed: list[Context] | None = None
     is_numpy: bool = False
+    fixed: bool = False
+    joined: tuple[Context, list[Parameter]] | None = None
 
     def __init__(
         self,
@@ -160,7 +165,7 @@ class Parameter(MXNetNames):
         # Replaced arrays on the autograd tape, whose gradients backward may still write.
         self.left: Sequence[NDArray] = ()
         self.floating = False  # True if it moves to the device of the first group that uses it
-        self._differentiable = differentiable
+        self.differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None
         self._shape = (
@@ -228,7 +233,7 @@ class Parameter(MXNetNames):
             raise MXNetAssertionError(
                 f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}"
             )
-        if not self._differentiable:
+        if not self.differentiable:
             req = "null"
         if self._grad_req == req:
             return
@@ -246,7 +251,7 @@ class Parameter(MXNetNames):
     @property
     def dtype(self) -> DType:
         """The dtype. Setting it casts the arrays."""
-        return self._dtype
+        return self._dtype if self.joined is None else self.joined[1][0].dtype
 
     @dtype.setter
     def dtype(self, dtype: DType) -> None:
@@ -464,6 +469,8 @@ class Parameter(MXNetNames):
             return list(self.arrays)
         if self.deferred_init:
             return self.deferred_init[1]
+        if self.joined is not None:
+            return [self.joined[0]]
         raise self.missing_error()
 
     def _devices(self, ctx):

@@ -162,6 +162,14 @@ class ParameterDict:
                 param.owner = OWNED_BY_DICT
         self._params.update(other.items())
 
+    def replace(self, former: Parameter, others: Sequence[Parameter]) -> None:
+        """Replaces a parameter by others, which take its position."""
+        added = {param.name: param for param in others}
+        items: dict[str, Parameter] = {}
+        for name, param in self._params.items():
+            items.update(added if param is former else {} if name in added else {name: param})
+        self._params = {**items, **added}
+
     def adopt(self, param: Parameter, attribute: str, former: Parameter | None = None) -> None:
         """Adds a parameter that was created without a ParameterDict and became an attribute of a
         block. The first dict that adopts it adds its prefix to the parameter's name, which is the
@@ -439,8 +447,8 @@ def split_advice(*names: str) -> str:
         return ""
     return (
         "Layers are split over devices in the network or in the file, and their parts have names "
-        "of their own: load the file before splitting (Mesh.place, mx.parallel.shard), or use "
-        "mx.parallel.save and mx.parallel.load"
+        "of their own: load the file before splitting (Mesh.place, Mesh.partition, "
+        "mx.parallel.shard), or use mx.parallel.save and mx.parallel.load"
     )
 
 

@@ -85,8 +85,16 @@ class Family:
     unit: int
 
     def __init__(
-        self, name: str, shape: Sequence[int], axis: int, count: int, blocks: int, unit: int
+        self,
+        name: str,
+        shape: Sequence[int],
+        axis: int,
+        count: int,
+        blocks: int,
+        unit: int,
+        weights: Sequence[int] | None = None,
     ) -> None:
+        self.weights = weights  # shares of the parts
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members: list[ShardedParameter] = []
         # Random state from which the initial values of all parts are drawn, and the indices of the
@@ -107,11 +115,13 @@ class Family:
                     f"Parameter '{self.name}': {total} along axis {self.axis} is not a multiple "
                     f"of {self.blocks * self.unit}"
                 )
-            if block < self.count:
+            parts = divide(block, self.count, self.weights)
+            if any(begin == end for begin, end in parts):
+                shares = "" if self.weights is None else f" with shares {self.weights}"
                 what = f"{block} groups of {self.unit}" if self.unit > 1 else str(block)
                 raise ValueError(
                     f"Parameter '{self.name}' of shape {self.shape} cannot be split over "
-                    f"{self.count} devices: it has only {what} along axis {self.axis}"
+                    f"{self.count} devices{shares}: it has only {what} along axis {self.axis}"
                 )
         for member in self.members:
             member.shape = self.part_shape(member.index)
@@ -120,7 +130,7 @@ class Family:
         """Returns the ranges (begin, end) along the axis of the whole that part `index` consists
         of, one for each block."""
         block = self.shape[self.axis] // self.blocks
-        begin, end = divide(block // self.unit, self.count)[index]
+        begin, end = divide(block // self.unit, self.count, self.weights)[index]
         return [
             (b * block + begin * self.unit, b * block + end * self.unit) for b in range(self.blocks)
         ]
@@ -264,6 +274,7 @@ def split_parameter(
     ctx: Sequence[Context],
     blocks: int = 1,
     unit: int = 1,
+    weights: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Family:
     """Creates the parts of a block's parameter. The part on device i is the attribute
@@ -276,8 +287,10 @@ def split_parameter(
     blocks, unit : int
         The axis consists of equal blocks (gates; queries, keys and values). Each block is split in
         multiples of `unit` (heads).
+    weights : list of int, optional
+        Shares of the devices; equal by default.
     """
-    family = Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit)
+    family = Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit, weights)
     for index, home in enumerate(ctx):
         full = f"{block.params.prefix}shard{index}_{name}"
         if find_parameter(block.params, full) is not None:

@@ -13,6 +13,7 @@ from ...gluon._tree import (
     children,
     forget_compiled,
     own_parameters,
+    refuse_partitioned,
     share_hooks,
     stand_for,
     walk,
@@ -235,6 +236,7 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
     """
     if not isinstance(net, Block):
         raise TypeError(f"shard: the network must be a Block, not {type(net).__name__}")
+    refuse_partitioned(net, "shard", "name the layers' parameters in the plan of Mesh.partition")
     ctx = collectives.contexts(ctx, "shard")
     split_layers(net, matches(net, plan, "shard"), lambda layer: ctx, "shard")
     return net

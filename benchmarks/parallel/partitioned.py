@@ -1,0 +1,139 @@
+"""Fully sharded data parallelism (Mesh.partition) against replicas: time and memory of a step.
+
+    python benchmarks/parallel/partitioned.py [--rounds N] [--devices D] [--case mlp|llama]
+
+Both networks run on the same D CPU devices with one thread each and take turns, in a new order in
+each round; a turn is the fastest of five steps. The ratio is the median over the rounds. Memory is
+the peak of each device in a step, in bytes for each parameter, measured in a process of its own.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("MPGLUON_CPU_THREADS", "1")
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo import text
+
+
+def mlp():
+    net = nn.HybridSequential()
+    for _ in range(12):
+        net.add(nn.Dense(512, activation="relu", in_units=512))
+    return net, nd.random.normal(shape=(256, 512)), nd.random.normal(shape=(256, 512))
+
+
+def llama():
+    config = {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    tokens = nd.array(np.random.RandomState(0).randint(0, 512, (8, 65)), dtype="int32")
+    return text.from_config(config), tokens[:, :-1], tokens[:, 1:].astype("float32")
+
+
+CASES = {"mlp": (mlp, gluon.loss.L2Loss), "llama": (llama, gluon.loss.SoftmaxCELoss)}
+
+
+def stepper(case, way, devices):
+    """Returns a function that runs a training step, and the number of parameters."""
+    make, loss_class = CASES[case]
+    net, x, y = make()
+    loss = loss_class()
+    if way == "replicas":
+        mesh = mx.parallel.Mesh({"data": len(devices)}, devices)
+        mesh.place(net)
+        net.initialize(mx.init.Normal(0.02))
+        parts = list(zip(mesh.split_and_load(x), mesh.split_and_load(y)))
+    else:
+        net.initialize(mx.init.Normal(0.02), ctx=devices[0])
+        mx.parallel.Mesh({"shard": len(devices)}, devices).partition(net)
+        parts = [(x, y)]
+    net.hybridize()
+    loss.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
+    count = sum(int(np.prod(param.shape)) for param in net.collect_params().values())
+
+    def step():
+        with autograd.record():
+            losses = [loss(net(part), label) for part, label in parts]
+        autograd.backward(losses)
+        trainer.step(x.shape[0])
+        nd.waitall()
+
+    return step, count
+
+
+def memory(case, way, count):
+    devices = [mx.cpu(i) for i in range(count)]
+    step, parameters = stepper(case, way, devices)
+    for _ in range(3):
+        step()
+    for ctx in devices:
+        mx.context.reset_peak_memory(ctx)
+    step()
+    peaks = [mx.context.memory_stats(ctx)["peak_in_use"] / parameters for ctx in devices]
+    print(json.dumps(peaks))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory:
+        memory(*args.memory, args.devices)
+        return
+    for case in [args.case] if args.case else CASES:
+        devices = [mx.cpu(i) for i in range(args.devices)]
+        steps = {way: stepper(case, way, devices)[0] for way in ("replicas", "fsdp")}
+        times = {way: [] for way in steps}
+        for step in steps.values():
+            step()
+        for _ in range(args.rounds):
+            for way in random.sample(list(steps), len(steps)):
+                turns = []
+                for _ in range(5):
+                    began = time.perf_counter()
+                    steps[way]()
+                    turns.append(time.perf_counter() - began)
+                times[way].append(min(turns))
+        ratio = statistics.median(b / a for a, b in zip(times["replicas"], times["fsdp"]))
+        print(
+            f"{case}: replicas {statistics.median(times['replicas']) * 1e3:.1f} ms, "
+            f"fsdp {statistics.median(times['fsdp']) * 1e3:.1f} ms, ratio {ratio:.2f}"
+        )
+        for way in steps:
+            output = subprocess.run(
+                [sys.executable, __file__, "--memory", case, way, "--devices", str(args.devices)],
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
+            peaks = ", ".join(f"{peak:.2f}" for peak in json.loads(output))
+            print(f"  {way}: peak bytes for each parameter: {peaks}")
+
+
+if __name__ == "__main__":
+    main()

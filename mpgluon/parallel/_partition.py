@@ -1,0 +1,369 @@
+"""Partitioned networks: some parameters and inputs of a network are cut along the axes of a mesh,
+and the compiler divides the rest of the network accordingly (csrc/graph/partition)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from .. import autograd, initializer, ndarray as nd, random
+from .._core import random_state
+from ..base import MXNetError
+from ..gluon._nested import flatten, regroup
+from ..gluon._tree import (
+    division_of,
+    forget_compiled,
+    own_parameters,
+    parameters_by_path,
+    replace_parameter,
+    set_division,
+    walk,
+)
+from ..gluon.block import HybridBlock
+from ..gluon.parameter import Constant
+from ..gluon.utils import shape_is_known
+from ._tensor_parallel.parameters import Family, HomeParameter, split_parameter
+from .collectives import divide
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+_INPUT = re.compile(r"data(\d+)?")
+# Smaller parameters are not worth a message for each device and use.
+_SMALLEST = 1024
+
+
+def _entries(axes: Any, what: str) -> list[str]:
+    """Converts an annotation to its text form: one entry for each dimension."""
+    if isinstance(axes, str):
+        axes = (axes,)
+    if not isinstance(axes, (tuple, list)):
+        raise TypeError(
+            f"Mesh.partition: the axes of {what} must be a tuple with an axis of the mesh or None "
+            f"for each dimension, not {axes!r}"
+        )
+    texts = []
+    for entry in axes:
+        parts = entry if isinstance(entry, (tuple, list)) else [] if entry is None else [entry]
+        if not all(isinstance(part, str) for part in parts):
+            raise TypeError(
+                f"Mesh.partition: {entry!r} in the axes of {what} is not the name of an axis"
+            )
+        texts.append("+".join(parts))
+    return texts
+
+
+class Division:
+    """How a block's own parameters, or a network's inputs, are divided. Traces depend on it, so a
+    change replaces the object.
+
+    Attributes
+    ----------
+    parts : dict
+        name of a parameter -> (names of its parts, annotation, whether it is only stored in parts)
+    inputs : dict
+        index of an input -> annotation. `every` applies to the others.
+    """
+
+    def __init__(self, mesh: str, home: Context) -> None:
+        self.mesh, self.home = mesh, home
+        self.parts: dict[str, tuple[list[str], str, bool]] = {}
+        self.inputs: dict[int, str] = {}
+        self.every: str | None = None
+
+    def join(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Replaces the parts of parameters by the whole parameters. In a trace, the compiler finds
+        the parts through the annotation, and nothing is joined."""
+        arrays = dict(arrays)
+        for name, (parts, axes, stored, family) in self.parts.items():
+            pieces = [arrays.pop(part).as_in_context(self.home) for part in parts]
+            arrays[name] = nd.contrib.sharded(
+                _joined(pieces, family), axes=axes, mesh=self.mesh, stored=stored
+            )
+        return arrays
+
+    def refuse_symbols(self, who: str) -> None:
+        """Raises MXNetError if parameters are divided, because symbols have whole parameters."""
+        if self.parts:
+            raise MXNetError(
+                f"{who}: a block whose parameters are divided (Mesh.partition) cannot be called on "
+                "Symbols; save the network with mx.parallel.save, load it into one that is "
+                "not partitioned, and call that"
+            )
+
+    def annotate(self, arrays: list[Any]) -> list[Any]:
+        """Annotates the inputs of a network in a trace."""
+        if self.inputs and max(self.inputs) >= len(arrays):
+            raise MXNetError(
+                f"Mesh.partition: the plan has an entry for the input data{max(self.inputs)}, but "
+                f"the network was called with {len(arrays)} arrays; they are data0, data1, ..."
+            )
+        result = []
+        for index, array in enumerate(arrays):
+            axes = self.inputs.get(index, self.every)
+            if axes is not None and (array.ndim or index in self.inputs):
+                array = nd.contrib.sharded(array, axes=axes, mesh=self.mesh)
+            result.append(array)
+        return result
+
+    def annotate_arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Annotates the arguments of a network that another block calls in a trace."""
+        if self.every is None and not self.inputs:
+            return args
+        arrays: list[Any] = []
+        structure = flatten(args, arrays, "The inputs")
+        return regroup(structure, iter(self.annotate(arrays)))
+
+
+def _joined(pieces, family):
+    """Concatenates the parts of a parameter. With several blocks, the parts hold a piece of each
+    block."""
+    axis, blocks = family.axis, family.blocks
+    if blocks == 1:
+        return nd.concat(*pieces, dim=axis)
+    shape = family.shape
+    split = [
+        piece.reshape((*shape[:axis], blocks, piece.shape[axis] // blocks, *shape[axis + 1 :]))
+        for piece in pieces
+    ]
+    return nd.concat(*split, dim=axis + 1).reshape(shape)
+
+
+def mesh_text(mesh: Any, stage: int, exact: bool) -> str:
+    """Returns the text form of the mesh of a stage."""
+    sizes = {axis: size for axis, size in mesh.axes.items() if axis != "stage"} or {"data": 1}
+    names = [
+        f"{axis}={':'.join(map(str, mesh.weights[axis])) if axis in mesh.weights else size}"
+        for axis, size in sizes.items()
+    ]
+    devices = mesh.devices_of_stage(stage)
+    return f"{','.join(names)};{','.join(map(str, devices))}{';exact' if exact else ''}"
+
+
+def _fits(mesh, axis, size):
+    """True if each device along an axis gets a part of `size` elements."""
+    parts = divide(size, mesh.size(axis), mesh.weights.get(axis))
+    return all(end > begin for begin, end in parts)
+
+
+def is_state(param: Any) -> bool:
+    """True if a layer updates the parameter in its forward pass, as the running statistics of
+    BatchNorm. The updates of a whole that is joined from parts would be lost."""
+    return not param.differentiable and not param.fixed
+
+
+def _check_known(param, path):
+    if not shape_is_known(param.shape):
+        raise MXNetError(
+            f"Mesh.partition: the shape of '{path}' is not known yet; give its layer in_units or "
+            "in_channels, or run a batch through the network first"
+        )
+    if param.grad_stype != "default" or param.stype != "default":
+        raise MXNetError(
+            f"Mesh.partition: '{path}' has row_sparse storage or gradients, which cannot be divided"
+        )
+
+
+class _Plan:
+    """The annotations of a network."""
+
+    def __init__(self, mesh, net, plan):
+        self.mesh, self.net = mesh, net
+        self.parameters: dict[str, tuple[list[str], bool]] = {}  # path -> (entries, stored)
+        self.inputs: dict[int, str] = {}
+        self.every = None
+        by_path = parameters_by_path(net)
+        if plan is None:
+            self._by_default(by_path)
+        else:
+            self._by_patterns(by_path, plan)
+
+    def _by_default(self, by_path):
+        batch = [axis for axis in ("data", "shard") if self.mesh.size(axis) > 1]
+        if not batch:
+            raise ValueError(
+                "Mesh.partition: a mesh without the axes 'data' and 'shard' needs a plan, such as "
+                "{'.*qkv.weight': 'model'}"
+            )
+        self.every = "+".join(batch)
+        if "shard" not in batch:
+            return
+        for path, param in by_path.items():
+            _check_known(param, path)
+            if (
+                math.prod(param.shape) >= _SMALLEST
+                and param.shape
+                and _fits(self.mesh, "shard", param.shape[0])
+                and not is_state(param)
+            ):
+                self.parameters[path] = ["shard"], True
+
+    def _by_patterns(self, by_path, plan):
+        for pattern, axes in plan.items():
+            entries = _entries(axes, repr(pattern))
+            for entry in entries:
+                for axis in entry.split("+") if entry else ():
+                    name = axis.partition(":")[0]
+                    if name not in self.mesh.axes or name == "stage":
+                        raise ValueError(
+                            f"Mesh.partition: '{pattern}' names the axis {name!r}, but the mesh "
+                            f"has {', '.join(self.mesh.axes)}"
+                        )
+            found = _INPUT.fullmatch(pattern)
+            if found:
+                self.inputs[int(found[1] or 0)] = ",".join(entries)
+                continue
+            try:
+                match = re.compile(pattern).fullmatch
+            except re.error as error:
+                raise ValueError(
+                    f"Mesh.partition: '{pattern}' is not a regular expression: {error}; '.*' "
+                    "matches any text"
+                ) from error
+            hits = [path for path, p in by_path.items() if match(path) or match(p.name)]
+            if not hits:
+                raise ValueError(
+                    f"Mesh.partition: '{pattern}' does not match the whole path or name of any "
+                    f"parameter; the parameters are {', '.join(by_path)}. Inputs are data0, "
+                    "data1, ..."
+                )
+            for path in hits:
+                self.parameters.setdefault(path, (entries, entries == ["shard"]))
+
+
+def _cut_of(entries, path, param):
+    """Returns (axis of the parameter, axis of the mesh, blocks, unit) of an annotation."""
+    if is_state(param):
+        raise MXNetError(
+            f"Mesh.partition: '{path}' is updated in the forward pass (differentiable=False) and "
+            "cannot be cut; use a pattern that does not match it"
+        )
+    if len(entries) > len(param.shape):
+        raise ValueError(
+            f"Mesh.partition: the plan names {len(entries)} dimensions of '{path}', whose shape is "
+            f"{param.shape}"
+        )
+    cut = [(dim, entry) for dim, entry in enumerate(entries) if entry]
+    if len(cut) != 1 or "+" in cut[0][1]:
+        raise MXNetError(
+            f"Mesh.partition: parameter '{path}' must be cut along one axis of the mesh in one "
+            f"dimension, not ({', '.join(entry or 'None' for entry in entries)})"
+        )
+    dim, entry = cut[0]
+    match = re.fullmatch(r"(\w+)(?::([1-9]\d*))?(?::([1-9]\d*))?", entry)
+    if match is None:
+        raise ValueError(
+            f"Mesh.partition: {entry!r} in the axes of '{path}' is malformed; expected 'axis', "
+            "'axis:blocks' or 'axis:blocks:unit' with positive integers"
+        )
+    return dim, match[1], int(match[2] or 1), int(match[3] or 1)
+
+
+def _values_to(param, family):
+    """Gives the parts of a parameter its settings and its value."""
+    for part in family.members:
+        part.lr_mult, part.wd_mult = param.lr_mult, param.wd_mult
+        part.grad_req = param.grad_req
+    if param.arrays is not None:
+        value = param.reduced()
+        with random.calls_at(random_state()):
+            for part in family.members:
+                part.initialize(initializer.Zero())
+                part.set_data(value)
+    elif param.deferred_init:
+        init, _, default_init, value, key = param.deferred_init
+        for part in family.members:
+            part.deferred_init = (init, part.homes, default_init, value, key)
+            part.finish_deferred_init()
+
+
+def partition(mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, exact: bool) -> None:
+    """See `Mesh.partition`."""
+    blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
+    for path, block in blocks.items():
+        if not isinstance(block, HybridBlock):
+            raise MXNetError(
+                f"Mesh.partition: '{path or net.name}' is a {type(block).__name__}; only "
+                "HybridBlocks can be compiled, and so partitioned"
+            )
+        if division_of(block) is not None:
+            raise MXNetError(f"Mesh.partition: '{path or net.name}' is partitioned already")
+    work = _Plan(mesh, net, plan)
+    by_path = parameters_by_path(net)
+    home = mesh.devices_of_stage(0)[0]
+    text = mesh_text(mesh, 0, exact)
+    cuts = {}
+    for path, (entries, stored) in work.parameters.items():
+        param = by_path[path]
+        _check_known(param, path)
+        dim, axis, parts, unit = _cut_of(entries, path, param)
+        cuts.setdefault(param, (path, dim, axis, parts, unit, ",".join(entries), stored))
+        count, weights = mesh.size(axis), mesh.weights.get(axis)
+        try:
+            Family(path, param.shape, dim, count, parts, unit, weights)
+        except ValueError as error:
+            raise ValueError(f"Mesh.partition: {error}") from error
+    for param in by_path.values():
+        if isinstance(param, HomeParameter):
+            raise MXNetError(
+                f"Mesh.partition: '{param.name}' belongs to a layer that is split over devices "
+                "already (Mesh.place, mx.parallel.shard); partition the network with plain layers"
+            )
+    with autograd.pause():
+        for param in net.collect_params().values():
+            if param in cuts:
+                continue
+            if param.arrays is not None or param.deferred_init:
+                param.reset_ctx(home)
+            param.placed = [home]
+        for param, (path, dim, axis, parts, unit, axes, stored) in cuts.items():
+            _divide(mesh, blocks, param, path, dim, axis, parts, unit, axes, stored, text, home)
+    division = division_of(net) or Division(text, home)
+    division.inputs, division.every = work.inputs, work.every
+    set_division(net, division)
+    for block in blocks.values():
+        forget_compiled(block)
+
+
+def _divide(mesh, blocks, param, path, dim, axis, parts, unit, axes, stored, text, home):
+    """Replaces a parameter by its parts, in all blocks that have it."""
+    owners = [
+        (block, name)
+        for block in dict.fromkeys(blocks.values())
+        for name, own in own_parameters(block).items()
+        if own is param
+    ]
+    if not owners:
+        raise MXNetError(f"Mesh.partition: no block has the parameter '{path}' as its own")
+    first, name = owners[0]
+    family = split_parameter(
+        first,
+        name,
+        param.shape,
+        dim,
+        mesh.line(axis),
+        parts,
+        unit,
+        weights=mesh.weights.get(axis),
+        init=param.init,
+        dtype=param.dtype,
+        differentiable=param.differentiable and not isinstance(param, Constant),
+    )
+    _values_to(param, family)
+    names = [f"shard{i}_{name}" for i in range(len(family.members))]
+    for block, own in owners:
+        if block is not first:
+            for key, part in zip(names, family.members):
+                setattr(block, key, part)
+        replace_parameter(block, own, names)
+        former = division_of(block)
+        division = Division(text, home)
+        if former is not None:
+            division.parts.update(former.parts)
+        division.parts[own] = names, axes, stored, family
+        set_division(block, division)
+    param.joined = home, family.members
+    param.arrays = param.gradients = None
+    param.deferred_init = ()
+    param.replaced = f"Mesh.partition has divided '{path}' along '{axis}'"
