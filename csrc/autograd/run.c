@@ -226,7 +226,7 @@ static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tens
       mpg_tensor_retain(&outputs[i]);
     }
   }
-  if ((node->op->flags & MPG_OP_INPLACE) && !outputs[0].storage &&
+  if ((node->op->flags & (MPG_OP_INPLACE | MPG_OP_INPLACE_ALIKE)) && !outputs[0].storage &&
       !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
     /* In place: if the first input has no other reference and no later use, the output reuses the
      * input's memory. */

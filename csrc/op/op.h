@@ -303,6 +303,8 @@ typedef uint64_t mpg_op_flags;
 #define MPG_OP_TOTALS (UINT64_C(1) << 35)
 /* Says how its input is divided over a mesh, for the partitioning pass; a view for all others. */
 #define MPG_OP_ANNOTATES (UINT64_C(1) << 36)
+/* Output 0 may overwrite only inputs that have its shape (INPLACE). */
+#define MPG_OP_INPLACE_ALIKE (UINT64_C(1) << 37)
 
 /* Returns the number of inputs or outputs of a call. `given` is the number of inputs that were
  * passed. */

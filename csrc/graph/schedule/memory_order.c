@@ -167,7 +167,7 @@ static mpg_status new_order(const schedule *s, mpg_order *order) {
  * NO_ROOT. */
 static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   const mpg_graph *graph = s->graph;
-  if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NO_ROOT;
+  if (!mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_INPLACE_ALIKE) || !reads(node)) return NO_ROOT;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
     if (s->left_uses[root] == 1 && !s->stays[root] && s->bytes[root] &&

@@ -216,6 +216,20 @@ static mpg_status give_places(planner *p) {
   return MPG_OK;
 }
 
+/* True if the node may write its first output to the memory of `input`, a root that has as many
+ * bytes. */
+static bool overwrites_input(const planner *p, const mpg_node *node, uint32_t input) {
+  if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) return false;
+  if (!mpg_node_flag(node, MPG_OP_INPLACE_ALIKE)) return mpg_node_flag(node, MPG_OP_INPLACE);
+  const mpg_shape *shape = &p->graph->values[node->values].desc.shape;
+  const mpg_value *inputs = mpg_node_inputs(p->graph, node);
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    if (find(p->plan, mpg_value_index(p->graph, inputs[i])) == input &&
+        !mpg_shape_equal(&mpg_graph_at(p->graph, inputs[i])->desc.shape, shape))
+      return false;
+  return true;
+}
+
 /* True if `out`, computed by the node at position k, may overwrite `input`. */
 static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t input) {
   const mpg_graph *graph = p->graph;
@@ -226,8 +240,7 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   if (mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc))
     return false;
   const mpg_node *node = &graph->nodes[order->nodes[k]];
-  bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) &&
-                    !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
+  bool overwrites = out == node->values && overwrites_input(p, node, input);
   if (!group) return overwrites;
   /* A group works tile by tile. Both values must therefore have as many elements as its domain,
    * and no member may read the input after it was overwritten. */
