@@ -198,8 +198,8 @@ typedef struct fetching {
   bool splits[MPG_MESH_AXES];  /* pieces are split for the devices along this axis */
 } fetching;
 
-/* Returns the digit of a cut in an array that has the cuts of two layouts, each of them may have a
- * cut along the same axis of the mesh. All cuts must be apart. */
+/* Returns the digit of a cut in an array with the cuts of two layouts, even along the same axis of
+ * the mesh. All cuts must be apart. */
 static mpg_digit digit_within(const mpg_mesh *mesh, const mpg_layout *a,
                               const mpg_coordinates *at_a, const mpg_layout *b,
                               const mpg_coordinates *at_b, const mpg_cut *cut) {
