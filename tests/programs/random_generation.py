@@ -140,7 +140,9 @@ class Case:
         if self.format:
             attention = r"layers\.\d+\.attention\..*"
             dense = self.splits and place is not self.divided
-            quantize_weights(net, self.format, skip=attention if dense else ())
+            # Without split attention, routers and a tied head, no dense layer may be left.
+            if not (self.splits and "experts" in self.network and self.network["tied"]):
+                quantize_weights(net, self.format, skip=attention if dense else ())
             use(net)
         for name in self.adapters:
             self.adapt(net, name)

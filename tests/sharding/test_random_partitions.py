@@ -15,4 +15,4 @@ def test_random_partitions(seed):
 
 @pytest.mark.slow
 def test_fresh_random_partitions():
-    check_fresh(Case, 1000, "random_partitions.py")
+    check_fresh(Case, 200, "random_partitions.py")
