@@ -21,20 +21,28 @@ static bool multiplies(const mpg_op *op) {
   return true;
 }
 
-/* True if the order of an op's sums depends on the sizes of the axes that are not added up. Sums
- * over other axes than the last add up vectors. */
+/* True if an axis after a reduced one is not reduced. The kernel then adds up vectors, in an order
+ * that depends on their length. */
+static bool adds_vectors(const mpg_sharding *s, int ndim) {
+  bool reduced[MPG_MAX_NDIM], seen = false;
+  mpg_reduced_axes(s->op, s->params, ndim, reduced);
+  for (int i = 0; i < ndim; i++) {
+    if (seen && !reduced[i]) return true;
+    seen |= reduced[i];
+  }
+  return false;
+}
+
+/* True if the order of an op's sums depends on the sizes of the axes that are not added up. */
 static bool reorders(const mpg_sharding *s, const mpg_factor *factor) {
   int ndim = s->inputs[0].shape.ndim;
-  bool reduced[MPG_MAX_NDIM];
   switch ((int)s->op->id) {
     case MPG_OP_sum:
     case MPG_OP_mean:
     case MPG_OP_prod:
     case MPG_OP_nansum:
     case MPG_OP_nanprod:
-    case MPG_OP_norm:
-      mpg_reduced_axes(s->op, s->params, ndim, reduced);
-      return ndim && !reduced[ndim - 1];
+    case MPG_OP_norm: return adds_vectors(s, ndim);
     case MPG_OP_L2Normalization: return true;
     case MPG_OP_LayerNorm: {
       int64_t axis = ((const mpg_layer_norm_params *)s->params)->axis;

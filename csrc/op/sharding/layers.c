@@ -31,29 +31,30 @@ static bool channels_last(int32_t layout) {
   return layout >= NDHWC;
 }
 
+/* Scales the number of filters, and of groups, to the channels of a part. */
+static void localize_channels(const mpg_part_call *call, int32_t layout, int64_t *num_filter,
+                              int64_t *num_group) {
+  const mpg_shape *out = &call->outputs[0].shape, *whole = &call->whole_outputs[0].shape;
+  int channel = channels_last(layout) ? out->ndim - 1 : 1;
+  int64_t all = *num_filter;
+  *num_filter = all * out->dims[channel] / whole->dims[channel];
+  if (*num_group > 1) *num_group = *num_group * *num_filter / all;
+}
+
 static mpg_status localize_convolution(const mpg_part_call *call, void *params) {
   mpg_convolution_params *p = params;
-  const mpg_shape *out = &call->outputs[0].shape, *whole = &call->whole_outputs[0].shape;
-  int channel = channels_last(p->layout) ? out->ndim - 1 : 1;
-  int64_t all = p->num_filter;
-  p->num_filter = all * out->dims[channel] / whole->dims[channel];
-  if (p->num_group > 1) p->num_group = p->num_group * p->num_filter / all;
+  localize_channels(call, p->layout, &p->num_filter, &p->num_group);
   return MPG_OK;
 }
 
 static mpg_status localize_deconvolution(const mpg_part_call *call, void *params) {
   mpg_deconvolution_params *p = params;
-  const mpg_shape *out = &call->outputs[0].shape, *whole = &call->whole_outputs[0].shape;
-  int channel = channels_last(p->layout) ? out->ndim - 1 : 1;
-  int64_t all = p->num_filter;
-  p->num_filter = all * out->dims[channel] / whole->dims[channel];
-  if (p->num_group > 1) p->num_group = p->num_group * p->num_filter / all;
+  localize_channels(call, p->layout, &p->num_filter, &p->num_group);
   return MPG_OK;
 }
 
 /* `in` and `out` are the weight's axes of input and output channels. One of them is axis 0. Several
- * groups divide axis 0, and then only groups are a factor. If there is a bias, each part of a sum
- * would add it. */
+ * groups divide axis 0, and then only groups are a factor. */
 static mpg_status convolution(mpg_sharding *s, bool last, int in, int out, int64_t groups) {
   int channel = last ? mpg_sharding_ndim(s, 0) - 1 : 1;
   bool bias = s->num_inputs > 2;
@@ -66,8 +67,9 @@ static mpg_status convolution(mpg_sharding *s, bool last, int in, int out, int64
         mpg_place_if(bias, mpg_in_digit(2, 0, 1, result)), mpg_out_digit(s, 0, channel, 1, result));
   MPG_TRY(MPG_FACTOR(s, PASS, mpg_in_axis(1, out), mpg_place_if(bias, mpg_in_axis(2, 0)),
                      mpg_out_axis(s, 0, channel)));
-  if (bias) return MPG_OK;
-  return MPG_FACTOR(s, SUM, mpg_in_axis(0, channel), mpg_in_axis(1, in));
+  MPG_TRY(MPG_FACTOR(s, SUM, mpg_in_axis(0, channel), mpg_in_axis(1, in)));
+  if (bias) mpg_sharding_set_once(s, 2);
+  return MPG_OK;
 }
 
 mpg_status mpg_sharding_convolution(mpg_sharding *s) {

@@ -18,8 +18,7 @@ mpg_status mpg_sharding_dot(mpg_sharding *s) {
 }
 
 /* Rule for products of stacks of matrices, whose rows are along axis `row` and columns along the
- * last axis. If there is a third input, it is added to the result. A sum must not be cut then,
- * because each part would add it. */
+ * last axis. If there is a third input, it is added to the result. */
 static mpg_status product(mpg_sharding *s, int row, bool transpose_a, bool transpose_b) {
   int last = mpg_sharding_ndim(s, 0) - 1;
   bool added = s->num_inputs > 2;
@@ -31,9 +30,10 @@ static mpg_status product(mpg_sharding *s, int row, bool transpose_a, bool trans
                      mpg_place_if(added, mpg_in_axis(2, row)), mpg_out_axis(s, 0, row)));
   MPG_TRY(MPG_FACTOR(s, PASS, mpg_in_axis(1, transpose_b ? row : last),
                      mpg_place_if(added, mpg_in_axis(2, last)), mpg_out_axis(s, 0, last)));
-  if (added) return MPG_OK;
-  return MPG_FACTOR(s, SUM, mpg_in_axis(0, transpose_a ? row : last),
-                    mpg_in_axis(1, transpose_b ? last : row));
+  MPG_TRY(MPG_FACTOR(s, SUM, mpg_in_axis(0, transpose_a ? row : last),
+                     mpg_in_axis(1, transpose_b ? last : row)));
+  if (added) mpg_sharding_set_once(s, 2);
+  return MPG_OK;
 }
 
 mpg_status mpg_sharding_batch_dot(mpg_sharding *s) {
@@ -102,7 +102,7 @@ mpg_status mpg_sharding_fully_connected(mpg_sharding *s) {
     MPG_TRY(MPG_FACTOR(s, SUM, mpg_in_axis(0, i),
                        mpg_in_digit(1, 1, mpg_shape_product(data, features, i),
                                     mpg_shape_product(data, i + 1, data->ndim))));
-    if (bias) s->factors[s->num_factors - 1].once = 2;
+    if (bias) mpg_sharding_set_once(s, 2);
   }
   return MPG_OK;
 }

@@ -37,8 +37,8 @@ typedef struct mpg_factor {
   /* The values depend on the position of the part in the whole: random draws, counting. The caller
    * passes the position to the op (mpg_random_key). */
   bool counts;
-  /* SUM: the input that is added once, such as a bias; -1 if there is none. All parts but the first
-   * get zeros in its place. */
+  /* SUM: the input that must be added only once, such as a bias, or -1. The first part gets it, and
+   * the other parts get zeros. */
   int once;
   int64_t size;
   mpg_digit *digits; /* per input, then per output */
@@ -124,6 +124,10 @@ mpg_status mpg_sharding_places(mpg_sharding *s, mpg_factor_kind kind, int count,
   mpg_sharding_places(s, MPG_FACTOR_##kind,                                          \
                       (int)(sizeof((mpg_place[]){__VA_ARGS__}) / sizeof(mpg_place)), \
                       (mpg_place[]){__VA_ARGS__})
+/* Sets `once` of the factor that was added last. */
+static inline void mpg_sharding_set_once(mpg_sharding *s, int input) {
+  s->factors[s->num_factors - 1].once = input;
+}
 /* Sets `counts` of all factors. */
 void mpg_sharding_set_counts(mpg_sharding *s);
 /* True if the call draws random numbers. */

@@ -199,8 +199,10 @@ static PyObject *factor_to(const mpg_sharding *s, const mpg_factor *factor) {
       PyList_SET_ITEM(digits, i, digit);
   }
   if (digits == NULL) return NULL;
-  return Py_BuildValue("(sLONi)", kinds[factor->kind], (long long)factor->size,
-                       factor->counts ? Py_True : Py_False, digits, factor->once);
+  bool exact = factor->kind != MPG_FACTOR_SUM && mpg_sharding_keeps_order(s, factor);
+  return Py_BuildValue("(sLONiO)", kinds[factor->kind], (long long)factor->size,
+                       factor->counts ? Py_True : Py_False, digits, factor->once,
+                       exact ? Py_True : Py_False);
 }
 
 static mpg_sharding sharding_of(const inferred_call *call, mpg_arena *arena) {
@@ -394,11 +396,9 @@ static PyMethodDef methods[] = {
      "MXNetError if the call is invalid."},
     {"op_sharding", op_sharding, METH_VARARGS,
      "op_sharding(name, inputs, params)\n--\n\nThe factors of an op's sharding rule "
-     "(csrc/op/sharding/sharding.h): a list of (kind, size, counts,\ndigits, once), where digits "
-     "has an "
-     "(axis, outer, inner) or None for each input, then for each output, and once is the input "
-     "that "
-     "is\nadded once, or -1."},
+     "(csrc/op/sharding/sharding.h): a list of (kind, size, counts,\ndigits, once, exact). digits "
+     "has an (axis, outer, inner) or None for each input, then for each output;\nonce is the input "
+     "that is added once, or -1; exact is True if dividing the factor keeps bits."},
     {"op_localize", op_localize, METH_VARARGS,
      "op_localize((name, inputs, params), inputs_of_part, outputs_of_part)\n--\n\nThe parameters, "
      "as text, of a call on parts of the arrays. Raises MXNetError if the op cannot be\nrestricted "

@@ -1,8 +1,8 @@
 """Sharding rules of ops: their factors, parts of arrays, and the op on parts.
 
-A factor is (kind, size, counts, digits, once), as _core.op_sharding returns it. A digit is (axis,
-outer, inner), or None for an array without the factor. `once` is the input that is added once, or
--1.
+A factor is (kind, size, counts, digits, once, exact), as _core.op_sharding returns it. A digit is
+(axis, outer, inner), or None for an array without the factor. `once` is the input that is added
+once, or -1. `exact` is True if dividing the factor keeps bits.
 """
 
 import numpy as np
