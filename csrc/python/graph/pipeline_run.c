@@ -612,6 +612,7 @@ static PyObject *pipeline_run_describe(PyObject *object, PyObject *args) {
   if (micro_batch == NULL) return NULL;
   const mpg_program_set *set =
       phase ? micro_batch->backward->programs : micro_batch->state.compiled->programs;
+  const char *shardings = mpg_text_string(&micro_batch->state.compiled->shardings);
   PyObject *arrays = PyList_New(0), *result = describe_set(set);
   for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
     const mpg_tensor *array = &micro_batch->externals[i];
@@ -622,6 +623,10 @@ static PyObject *pipeline_run_describe(PyObject *object, PyObject *args) {
     if (item == NULL || PyList_Append(arrays, item) < 0) Py_CLEAR(arrays);
     Py_XDECREF(item);
   }
+  PyObject *text = PyUnicode_FromString(shardings);
+  if (text == NULL || (result != NULL && PyDict_SetItemString(result, "shardings", text) < 0))
+    Py_CLEAR(result);
+  Py_XDECREF(text);
   if (arrays == NULL || (result != NULL && PyDict_SetItemString(result, "arrays", arrays) < 0))
     Py_CLEAR(result);
   Py_XDECREF(arrays);

@@ -64,7 +64,7 @@ class CompiledPrograms(Tabular):
     def shardings(self) -> Shardings:
         """Returns how the network is divided, for the signature that was compiled last (see
         `parallel.Mesh.partition`). Printing the result shows which values are cut, which annotation
-        is the cause, and the transfers.
+        is the cause, and the transfers. Pipelines report one micro-batch.
 
         Examples
         --------

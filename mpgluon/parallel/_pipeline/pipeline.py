@@ -444,6 +444,7 @@ class Entry:
             "pipeline": repr(self.pipeline),
             "train": self.signature.training,
             "exact": exact,
+            "shardings": stages.forward[0]["shardings"],
             "calls": self.called,
             "rows": list(rows),
             "inputs": inputs,

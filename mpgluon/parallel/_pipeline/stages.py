@@ -101,7 +101,11 @@ class Stages:
                         {**segment, "bytes_sent": size}
                         for segment, size in zip(micro_batch["segments"], sent)
                     ]
-                    described[program] = {"segments": segments, "blocks": blocks}
+                    described[program] = {
+                        "segments": segments,
+                        "blocks": blocks,
+                        "shardings": micro_batch["shardings"],
+                    }
                 programs.append(described[program])
             return programs
 
