@@ -24,11 +24,11 @@ typedef struct mpg_random_key {
   uint64_t first;
 } mpg_random_key;
 
-/* The part of a draw that a shard gets, in the terms of mpg_random_key. `stride` 0 means the whole.
- */
+/* The part of a draw that a shard gets, as in mpg_random_key. It is the whole if `stride` is 0. */
 typedef struct mpg_random_part {
   uint64_t position, run, stride;
 } mpg_random_part;
+/* Restricts a key for the whole draw to the part. */
 static inline void mpg_random_take(mpg_random_key *key, const mpg_random_part *part) {
   if (!part->stride) return;
   key->position = part->position;

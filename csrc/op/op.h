@@ -291,6 +291,10 @@ typedef uint64_t mpg_op_flags;
 /* A rendezvous with the same op on other devices (device/rendezvous.h). Ops with this trait keep
  * their order, and each runs once per call, on a device's worker. */
 #define MPG_OP_RENDEZVOUS (UINT64_C(1) << 31)
+/* Says how its input is divided over a mesh, for the partitioning pass; a view for all others. */
+#define MPG_OP_ANNOTATES (UINT64_C(1) << 36)
+/* Output 0 may overwrite only inputs that have its shape (INPLACE). */
+#define MPG_OP_INPLACE_ALIKE (UINT64_C(1) << 37)
 /* The traits from here on concern the NumPy descriptor only (mpg_op_is_numpy).
  * Arrays of different dtypes are cast to a common one, and bools next to a number
  * (op/precision/promotion.h). */
@@ -301,10 +305,6 @@ typedef uint64_t mpg_op_flags;
 #define MPG_OP_TRUTH (UINT64_C(1) << 34)
 /* Bools are cast to int64 (sums of bools count). */
 #define MPG_OP_TOTALS (UINT64_C(1) << 35)
-/* Says how its input is divided over a mesh, for the partitioning pass; a view for all others. */
-#define MPG_OP_ANNOTATES (UINT64_C(1) << 36)
-/* Output 0 may overwrite only inputs that have its shape (INPLACE). */
-#define MPG_OP_INPLACE_ALIKE (UINT64_C(1) << 37)
 
 /* Returns the number of inputs or outputs of a call. `given` is the number of inputs that were
  * passed. */

@@ -8,6 +8,7 @@ are used if available (see `transport`).
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from .. import _core, autograd
@@ -58,8 +59,8 @@ def divide(total: int, count: int, weights: Sequence[int] | None = None) -> list
     [(0, 3), (3, 5), (5, 7)]
     """
     if weights:
-        whole = sum(weights)
-        ends = [int(total * sum(weights[: k + 1]) / whole + 0.5) for k in range(count)]
+        whole, shares = sum(weights), accumulate(weights)
+        ends = [(2 * total * share + whole) // (2 * whole) for share in shares]
         return list(zip([0, *ends[:-1]], ends))
     each, more = divmod(total, count)
     ends = [each * (k + 1) + min(k + 1, more) for k in range(count)]

@@ -22,9 +22,9 @@ typedef struct mpg_fetched {
 typedef struct split_value {
   struct split_value *next;
   mpg_value value;
-  int axis; /* of the mesh */
   mpg_digit digit;
   const mpg_mesh *mesh;
+  int axis; /* the axis of the mesh whose devices get the parts */
   mpg_value *parts;
 } split_value;
 
@@ -34,12 +34,6 @@ typedef struct expansion {
   split_value *splits;
   size_t bytes; /* copied between devices so far, in the forward pass */
 } expansion;
-
-static int index_of(const mpg_mesh *mesh, const mpg_coordinates *place) {
-  int index = 0;
-  for (int m = 0; m < mesh->num_axes; m++) index = index * mesh->axes[m].size + place->at[m];
-  return index;
-}
 
 /* --- Emitting --------------------------------------------------------------------------------- */
 
@@ -133,7 +127,7 @@ static mpg_status emit_split(expansion *e, const mpg_mesh *mesh, int axis, const
     part.dims[digit->axis] = digit->outer * mpg_mesh_count(mesh, axis, cut->size, k) * digit->inner;
     MPG_TRY(emit_reshape(e, values[k], &part, &values[k]));
   }
-  *made = (split_value){e->splits, value, axis, *digit, mesh, values};
+  *made = (split_value){e->splits, value, *digit, mesh, axis, values};
   e->splits = made;
   *parts = values;
   return MPG_OK;
@@ -234,7 +228,8 @@ static mpg_status collect(expansion *e, const fetching *f, int axis, mpg_coordin
   const mpg_part_value *own = &e->p->values[f->value];
   while (axis < f->mesh->num_axes && !f->gathers[axis]) axis++;
   if (axis == f->mesh->num_axes)
-    return split_and_move(e, f, from, &own->layout, own->pieces[index_of(f->mesh, from)], result);
+    return split_and_move(e, f, from, &own->layout, own->pieces[mpg_mesh_index(f->mesh, from)],
+                          result);
   int count = f->mesh->axes[axis].size;
   mpg_value *parts = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *parts);
   if (!parts) return mpg_out_of_host_memory((size_t)count * sizeof *parts);
@@ -393,7 +388,7 @@ static mpg_status emit_combination(expansion *e, mpg_factor_kind kind, const mpg
   }
   mpg_stack_params stack = {.axis = 0, .num_args = count};
   mpg_reduce_params along;
-  mpg_params_defaults(mpg_op_get(MPG_OP_max)->params, &along);
+  mpg_params_defaults(&mpg_reduce_table, &along);
   along.axis = (mpg_tuple){.count = 1};
   MPG_TRY(emit(e, MPG_OP_stack, &stack, parts, count, result));
   return emit(e, kind == MPG_FACTOR_MAX ? MPG_OP_max : MPG_OP_min, &along, result, 1, result);
@@ -419,7 +414,7 @@ static mpg_status combine(expansion *e, const mpg_mesh *mesh, int axis, mpg_fact
       mpg_device_id device = mpg_mesh_device(mesh, &place);
       for (int k = 0; k < count; k++) {
         place.at[axis] = k;
-        parts[k] = pieces[index_of(mesh, &place)];
+        parts[k] = pieces[mpg_mesh_index(mesh, &place)];
         if (target->on) {
           mpg_value *cut;
           mpg_digit digit = mpg_layout_digit(mesh, layout, &place, target);
@@ -432,7 +427,7 @@ static mpg_status combine(expansion *e, const mpg_mesh *mesh, int axis, mpg_fact
     }
     for (int k = 0; k < count; k++) {
       place.at[axis] = k;
-      pieces[index_of(mesh, &place)] = k == 0 || target->on ? sums[k] : MPG_NO_VALUE;
+      pieces[mpg_mesh_index(mesh, &place)] = k == 0 || target->on ? sums[k] : MPG_NO_VALUE;
     }
     place.at[axis] = 0;
   } while (mpg_coordinates_next(mesh, others, &place));
@@ -452,7 +447,7 @@ static mpg_status divide_node(expansion *e, uint32_t n, const mpg_mesh *mesh) {
   do {
     MPG_TRY(emit_part(e, n, mesh, &place, outputs));
     for (uint32_t k = 0; k < node->num_outputs; k++)
-      e->p->values[node->values + k].pieces[index_of(mesh, &place)] = outputs[k];
+      e->p->values[node->values + k].pieces[mpg_mesh_index(mesh, &place)] = outputs[k];
   } while (mpg_coordinates_next(mesh, axes, &place));
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     mpg_part_value *own = &e->p->values[node->values + k];
@@ -468,11 +463,8 @@ static mpg_status divide_node(expansion *e, uint32_t n, const mpg_mesh *mesh) {
     for (int m = 0; m < mesh->num_axes; m++) {
       if (!partial[m]) continue;
       mpg_factor_kind kind = part->rule.factors[part->cuts[m].factor].kind;
-      bool apart = true;
-      for (int i = 0; i < mesh->num_axes; i++)
-        apart &= mpg_cut_apart(&layout.cuts[i], &target.cuts[m]);
       size_t before = e->bytes;
-      bool scatters = apart && target.cuts[m].on;
+      bool scatters = target.cuts[m].on && mpg_layout_apart(&layout, &target.cuts[m]);
       const mpg_cut *to = scatters ? &target.cuts[m] : &(mpg_cut){0};
       MPG_TRY(combine(e, mesh, m, kind, to, partial, &layout, own->pieces));
       partial[m] = false;
@@ -522,7 +514,8 @@ static bool is_stored(expansion *e, uint32_t n) {
     if (!mpg_device_id_equal(mpg_graph_at(graph, piece)->device, mpg_mesh_device(mesh, &place)) ||
         !mpg_shape_equal(&mpg_graph_at(graph, piece)->desc.shape, &shape))
       return false;
-    own->pieces[index_of(mesh, &place)] = e->p->values[mpg_value_index(graph, piece)].pieces[0];
+    own->pieces[mpg_mesh_index(mesh, &place)] =
+        e->p->values[mpg_value_index(graph, piece)].pieces[0];
   }
   return true;
 }
@@ -537,7 +530,7 @@ static mpg_status expand_annotation(expansion *e, uint32_t n) {
   for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = own->layout.cuts[m].on;
   mpg_coordinates place = {{0}};
   do {
-    MPG_TRY(fetch(e, input, &own->layout, &place, &own->pieces[index_of(mesh, &place)]));
+    MPG_TRY(fetch(e, input, &own->layout, &place, &own->pieces[mpg_mesh_index(mesh, &place)]));
   } while (mpg_coordinates_next(mesh, axes, &place));
   return MPG_OK;
 }

@@ -25,10 +25,11 @@ static mpg_status parse_axis(const char *text, const char *begin, const char *en
     char *after;
     if (count == MPG_MESH_PARTS) return malformed(text);
     weights[count] = strtoll(at + 1, &after, 10);
-    if (after == at + 1 || after > end || weights[count] < 1 || weights[count] > INT32_MAX ||
+    if (after == at + 1 || after > end || weights[count] < 1 || weights[count] > MPG_MESH_SHARES ||
         (after < end && *after != ':'))
       return malformed(text);
     axis->total += weights[count++];
+    if (axis->total > MPG_MESH_SHARES) return malformed(text);
     at = after;
   }
   if (count == 1) {
@@ -80,10 +81,10 @@ int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length) {
   return -1;
 }
 
-mpg_device_id mpg_mesh_device(const mpg_mesh *mesh, const mpg_coordinates *place) {
+int mpg_mesh_index(const mpg_mesh *mesh, const mpg_coordinates *place) {
   int index = 0;
   for (int m = 0; m < mesh->num_axes; m++) index = index * mesh->axes[m].size + place->at[m];
-  return mesh->devices[index];
+  return index;
 }
 
 int64_t mpg_mesh_begin(const mpg_mesh *mesh, int axis, int64_t size, int part) {
@@ -91,7 +92,9 @@ int64_t mpg_mesh_begin(const mpg_mesh *mesh, int axis, int64_t size, int part) {
   if (!a->weights) return mpg_part_begin(size, a->size, part);
   int64_t before = 0;
   for (int i = 0; i < part; i++) before += a->weights[i];
-  return (int64_t)((double)size * (double)before / (double)a->total + 0.5);
+  /* size * before / total, rounded; without a product that could overflow */
+  int64_t rest = size % a->total;
+  return size / a->total * before + (2 * rest * before + a->total) / (2 * a->total);
 }
 
 bool mpg_mesh_divides(const mpg_mesh *mesh, int axis, int64_t size) {
@@ -126,6 +129,12 @@ static bool is_major(const mpg_cut *a, const mpg_cut *b) {
 
 bool mpg_cut_apart(const mpg_cut *a, const mpg_cut *b) {
   return !a->on || !b->on || a->digit.axis != b->digit.axis || is_major(a, b) || is_major(b, a);
+}
+
+bool mpg_layout_apart(const mpg_layout *layout, const mpg_cut *cut) {
+  for (int m = 0; m < MPG_MESH_AXES; m++)
+    if (!mpg_cut_apart(&layout->cuts[m], cut)) return false;
+  return true;
 }
 
 bool mpg_layout_equal(const mpg_mesh *mesh, const mpg_layout *a, const mpg_layout *b) {

@@ -17,6 +17,8 @@
 #include "op/sharding/sharding.h"
 
 enum { MPG_MESH_AXES = 6, MPG_MESH_PARTS = 512, MPG_MESH_NAME = 24 };
+/* Largest sum of the weights along an axis. */
+enum { MPG_MESH_SHARES = 1 << 30 };
 
 typedef struct mpg_mesh_axis {
   char name[MPG_MESH_NAME];
@@ -51,7 +53,10 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
  * ("shard=3:1"), optionally followed by ";exact". `text` is interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
 int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length); /* index, or -1 */
-mpg_device_id mpg_mesh_device(const mpg_mesh *mesh, const mpg_coordinates *place);
+int mpg_mesh_index(const mpg_mesh *mesh, const mpg_coordinates *place);   /* in mesh->devices */
+static inline mpg_device_id mpg_mesh_device(const mpg_mesh *mesh, const mpg_coordinates *place) {
+  return mesh->devices[mpg_mesh_index(mesh, place)];
+}
 /* Returns the first index of part `part` of `size` indices that are divided along an axis. */
 int64_t mpg_mesh_begin(const mpg_mesh *mesh, int axis, int64_t size, int part);
 static inline int64_t mpg_mesh_count(const mpg_mesh *mesh, int axis, int64_t size, int part) {
@@ -65,6 +70,8 @@ bool mpg_layout_divided(const mpg_layout *layout);
 bool mpg_cut_equal(const mpg_mesh *mesh, int axis, const mpg_cut *a, const mpg_cut *b);
 /* True if the cuts cover different digits, so that a value may have both. */
 bool mpg_cut_apart(const mpg_cut *a, const mpg_cut *b);
+/* True if the cut is apart from all cuts of a layout. */
+bool mpg_layout_apart(const mpg_layout *layout, const mpg_cut *cut);
 bool mpg_layout_equal(const mpg_mesh *mesh, const mpg_layout *a, const mpg_layout *b);
 /* Returns the shape of the part at a place. */
 mpg_shape mpg_layout_shape(const mpg_mesh *mesh, const mpg_layout *layout,

@@ -36,25 +36,17 @@ static mpg_status annotation_fails(const mpg_partitioning *p, uint32_t n, const 
                   reason);
 }
 
-static int64_t gcd(int64_t a, int64_t b) {
-  while (b) {
-    int64_t rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
-/* Number of equal parts that every share of an axis of the mesh consists of, if it is an integer.
- */
+/* Returns the smallest number of equal parts that can be dealt out to the devices along an axis of
+ * the mesh by their shares. */
 static int64_t even_parts(const mpg_mesh_axis *axis) {
   int64_t common = 0;
-  for (int k = 0; axis->weights && k < axis->size; k++) common = gcd(axis->weights[k], common);
+  for (int k = 0; axis->weights && k < axis->size; k++)
+    common = mpg_sharding_gcd(axis->weights[k], common);
   return axis->weights ? axis->total / common : axis->size;
 }
 
-/* Parses "model", "model:3" (three equal blocks are divided) or "model:3:64" (in
- * multiples of 64). Divides `room`, the digit of the dimension that is not divided yet. A value
+/* Parses "model", "model:3" (three equal blocks are divided) or "model:3:64" (in multiples of 64).
+ * Divides `room`, the digit of the dimension that is not divided yet. A value
  * with too few indices for the devices is not divided along the axis, because sizes of batches
  * vary. */
 static mpg_status read_axis(mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh,
@@ -80,12 +72,12 @@ static mpg_status read_axis(mpg_partitioning *p, uint32_t n, const mpg_mesh *mes
   if (cut->on) return annotation_fails(p, n, "an axis of the mesh is named twice");
   if (size % blocks || size / blocks % unit)
     return annotation_fails(p, n, "the size is not a multiple of blocks * unit");
-  mpg_digit digit = {room->axis, room->outer * blocks, room->inner * unit};
   int64_t count = size / blocks / unit, parts = even_parts(&mesh->axes[m]);
   if (!mpg_mesh_divides(mesh, m, count)) {
     if (blocks == 1 && unit == 1) return MPG_OK;
     return annotation_fails(p, n, "the size is too small for the devices along the axis");
   }
+  mpg_digit digit = {room->axis, room->outer * blocks, room->inner * unit};
   bool even = count % parts == 0;
   if (even) {
     digit.inner *= count / parts;
@@ -166,7 +158,7 @@ static bool matches(const mpg_factor *factor, int index, const mpg_cut *cut, mpg
   const mpg_digit *own = &factor->digits[index];
   if (own->axis != cut->digit.axis || cut->digit.outer % own->outer) return false;
   /* Makes the indices of the cut coarser until each consists of whole indices of the factor. */
-  int64_t times = own->inner / gcd(cut->digit.inner, own->inner);
+  int64_t times = own->inner / mpg_sharding_gcd(cut->digit.inner, own->inner);
   if (cut->size % times) return false;
   *found = (mpg_node_cut){.outer = cut->digit.outer / own->outer,
                           .size = cut->size / times,
@@ -261,42 +253,36 @@ static bool alike(const mpg_mesh *a, const mpg_mesh *b) {
          !strncmp(a->text, b->text, strcspn(a->text, ";"));
 }
 
-/* Gives the operands of a divided node its cut along axis m. Returns true if a layout changed. */
-static bool spread(const mpg_partitioning *p, uint32_t n, int m, uint32_t why) {
-  const mpg_part_node *part = &p->nodes[n];
-  bool changed = false;
-  for (int i = 0; i < part->rule.num_inputs + part->rule.num_outputs; i++) {
-    mpg_value value = operand(p, n, i);
-    mpg_part_value *own = part_of(p, value);
-    mpg_cut cut = mpg_part_cut(part, m, i);
-    if (!cut.on || own->layout.cuts[m].on || own->fixed ||
-        mpg_node_is_input(&p->graph->nodes[value.node]))
-      continue;
-    bool apart = true;
-    for (int k = 0; k < MPG_MESH_AXES; k++) apart &= mpg_cut_apart(&own->layout.cuts[k], &cut);
-    if (!apart) continue;
-    own->layout.cuts[m] = cut;
-    own->why[m] = why;
-    changed = true;
-  }
-  return changed;
+/* Cuts a value along axis m of the mesh, unless it is annotated, has a cut along this axis, or the
+ * cut overlaps another one. Inputs of the graph are not cut, because they are whole arrays. Returns
+ * true if the layout changed. */
+static bool cut_value(const mpg_partitioning *p, mpg_value value, int m, const mpg_cut *cut,
+                      uint32_t why) {
+  mpg_part_value *own = part_of(p, value);
+  if (!cut->on || own->fixed || own->layout.cuts[m].on ||
+      mpg_node_is_input(&p->graph->nodes[value.node]) || !mpg_layout_apart(&own->layout, cut))
+    return false;
+  own->layout.cuts[m] = *cut;
+  own->why[m] = why;
+  return true;
 }
 
-/* The array that is annotated gets the cuts of the annotation, unless it has its own. */
-static bool spread_annotation(const mpg_partitioning *p, uint32_t n) {
-  mpg_part_value *to = part_of(p, operand(p, n, 0)), *from = part_of(p, operand(p, n, 1));
-  bool changed = false;
-  if (from->stored || mpg_node_is_input(&p->graph->nodes[operand(p, n, 0).node])) return false;
-  for (int m = 0; m < MPG_MESH_AXES; m++) {
-    if (!from->layout.cuts[m].on || to->layout.cuts[m].on || to->fixed) continue;
-    bool apart = true;
-    for (int k = 0; k < MPG_MESH_AXES; k++)
-      apart &= mpg_cut_apart(&to->layout.cuts[k], &from->layout.cuts[m]);
-    if (!apart) continue;
-    to->layout.cuts[m] = from->layout.cuts[m];
-    to->why[m] = from->why[m];
-    changed = true;
+/* Gives the operands of a divided node its cut along axis m. */
+static void spread(const mpg_partitioning *p, uint32_t n, int m, uint32_t why) {
+  const mpg_part_node *part = &p->nodes[n];
+  for (int i = 0; i < part->rule.num_inputs + part->rule.num_outputs; i++) {
+    mpg_cut cut = mpg_part_cut(part, m, i);
+    cut_value(p, operand(p, n, i), m, &cut, why);
   }
+}
+
+/* Gives the array that is annotated the cuts of the annotation. Returns true if its layout
+ * changed. */
+static bool spread_annotation(const mpg_partitioning *p, uint32_t n) {
+  const mpg_part_value *from = part_of(p, operand(p, n, 1));
+  bool changed = false;
+  for (int m = 0; m < MPG_MESH_AXES && !from->stored; m++)
+    changed |= cut_value(p, operand(p, n, 0), m, &from->layout.cuts[m], from->why[m]);
   return changed;
 }
 

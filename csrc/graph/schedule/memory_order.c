@@ -168,8 +168,13 @@ static mpg_status new_order(const schedule *s, mpg_order *order) {
 static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   const mpg_graph *graph = s->graph;
   if (!mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_INPLACE_ALIKE) || !reads(node)) return NO_ROOT;
+  const mpg_shape *shape = &graph->values[node->values].desc.shape;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
-    uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
+    mpg_value input = mpg_node_inputs(graph, node)[i];
+    uint32_t root = s->facts.root[mpg_value_index(graph, input)];
+    if (mpg_node_flag(node, MPG_OP_INPLACE_ALIKE) &&
+        !mpg_shape_equal(&mpg_graph_at(graph, input)->desc.shape, shape))
+      continue;
     if (s->left_uses[root] == 1 && !s->stays[root] && s->bytes[root] &&
         s->bytes[root] == s->bytes[node->values])
       return root;

@@ -104,7 +104,7 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
 /* Fast path for the most common key, a single NumPy array of integers. Returns the indices as row
  * numbers, with the axis size added to negative indices. */
 PyArrayObject *mpg_key_row_positions(PyObject *entry, int axis, int64_t size) {
-  /* Nobody else uses an array with one reference, so it needs no copy. */
+  /* An array with a single reference is a temporary, which is changed in place, not copied. */
   bool own = Py_REFCNT(entry) == 1 && PyArray_CHKFLAGS((PyArrayObject *)entry, NPY_ARRAY_OWNDATA);
   int copy = own ? 0 : NPY_ARRAY_ENSURECOPY;
   PyArrayObject *flat =
