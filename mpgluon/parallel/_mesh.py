@@ -38,6 +38,7 @@ __all__ = ["Mesh"]
 
 AXES = ("data", "stage", "model", "shard", "expert", "context")
 _GROUP = "mesh stage "
+_MOST_SHARES = 1 << 30  # MPG_MESH_SHARES in csrc/graph/partition/mesh.h
 
 
 class Mesh:
@@ -97,6 +98,11 @@ class Mesh:
                         f"Mesh: axis {name!r} must have a positive integer number of devices, or a "
                         f"list with the share of each device, not {size!r}"
                     )
+            if isinstance(size, (list, tuple)) and sum(size) > _MOST_SHARES:
+                raise ValueError(
+                    f"Mesh: the shares of axis {name!r} add up to {sum(size)}, more than 2^30; "
+                    "divide them by a common factor"
+                )
         # The shares of the devices along axes whose devices have unequal shares.
         self.weights: dict[str, list[int]] = {
             name: list(size)
@@ -155,7 +161,15 @@ class Mesh:
             raise ValueError(f"Mesh: unknown axis {axis!r}; expected one of {', '.join(AXES)}")
         return self.axes.get(axis, 1)
 
-    def device(self, **at: int) -> Context:
+    def device(
+        self,
+        data: int = 0,
+        stage: int = 0,
+        model: int = 0,
+        shard: int = 0,
+        expert: int = 0,
+        context: int = 0,
+    ) -> Context:
         """Returns the device at the given indices; negative indices count from the end. Raises
         IndexError if an index is out of range.
 
@@ -165,15 +179,16 @@ class Mesh:
         >>> mesh.device(data=1), mesh.device(data=1, stage=-1)
         (cpu(2), cpu(3))
         """
+        at = dict(zip(AXES, (data, stage, model, shard, expert, context)))
         for axis, index in at.items():
             size = self.size(axis)
             if not -size <= index < size:
                 raise IndexError(
                     f"Mesh: index {index} is out of range: axis {axis!r} has {size} devices"
                 )
-        return self._at[tuple(at.get(axis, 0) % size for axis, size in self.axes.items())]
+        return self._at[tuple(at[axis] % size for axis, size in self.axes.items())]
 
-    def line(self, axis: str, **at: int) -> list[Context]:
+    def line(self, axis: str, data: int = 0, stage: int = 0, model: int = 0) -> list[Context]:
         """Returns the devices along one axis, at fixed indices along the other axes.
 
         Examples
@@ -182,24 +197,8 @@ class Mesh:
         >>> mesh.line('stage', data=1)
         [cpu(2), cpu(3)]
         """
+        at = {"data": data, "stage": stage, "model": model}
         return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
-
-    def devices_of_stage(self, stage: int) -> list[Context]:
-        """Returns all devices of a stage, along the other axes; the last axis varies fastest.
-
-        Examples
-        --------
-        >>> mesh = mx.parallel.Mesh({'stage': 2, 'model': 2}, [mx.cpu(i) for i in range(4)])
-        >>> mesh.devices_of_stage(1)
-        [cpu(2), cpu(3)]
-        """
-        axes = list(self.axes)
-        at = axes.index("stage") if "stage" in axes else None
-        return [
-            ctx
-            for place, ctx in self._at.items()
-            if at is None or place[at] == stage % self.size("stage")
-        ]
 
     def split_and_load(
         self, data: Any, batch_axis: int = 0, even_split: bool = True, stage: int = 0
@@ -397,8 +396,8 @@ class Mesh:
         ValueError
             If a pattern matches nothing, names an unknown axis, or a dimension is too small.
         MXNetError
-            If the network contains Blocks that are not HybridBlocks, is partitioned already, or
-            has parameters of unknown shapes.
+            If the network contains Blocks that are not HybridBlocks, is partitioned or placed
+            already, has parameters of unknown shapes, or if devices belong to ranks.
 
         Examples
         --------
@@ -422,6 +421,12 @@ class Mesh:
             raise MXNetError(
                 "Mesh.partition: a network with stages (Mesh.place, or an axis 'stage') cannot be "
                 "partitioned yet; use a mesh without 'stage'"
+            )
+        remote = [ctx for ctx in self.devices if ctx.rank is not None]
+        if remote:
+            raise MXNetError(
+                f"Mesh.partition: {remote[0]} belongs to a rank, and networks cannot be "
+                "partitioned over ranks yet; use Mesh.place, or devices of this process"
             )
         refuse_inner(net, "Mesh.partition", self)
         divide_network(self, net, plan, partition == "exact")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import autograd, initializer, ndarray as nd, random
 from .._core import random_state
@@ -54,6 +54,27 @@ def _entries(axes: Any, what: str) -> list[str]:
     return texts
 
 
+class Joined(NamedTuple):
+    """A parameter that a block has in parts."""
+
+    names: list[str]  # attributes of the parts
+    axes: str  # annotation of the whole
+    stored: bool  # whether it is only stored in parts
+    family: Family
+
+
+class Cut(NamedTuple):
+    """How a plan cuts a parameter."""
+
+    path: str
+    dim: int
+    axis: str  # of the mesh
+    blocks: int
+    unit: int
+    axes: str
+    stored: bool
+
+
 class Division:
     """How a block's own parameters, or a network's inputs, are divided. Traces depend on it, so a
     change replaces the object.
@@ -61,14 +82,14 @@ class Division:
     Attributes
     ----------
     parts : dict
-        name of a parameter -> (names of its parts, annotation, whether it is only stored in parts)
+        name of a parameter -> `Joined`
     inputs : dict
         index of an input -> annotation. `every` applies to the others.
     """
 
     def __init__(self, mesh: str, home: Context) -> None:
         self.mesh, self.home = mesh, home
-        self.parts: dict[str, tuple[list[str], str, bool]] = {}
+        self.parts: dict[str, Joined] = {}
         self.inputs: dict[int, str] = {}
         self.every: str | None = None
 
@@ -76,10 +97,13 @@ class Division:
         """Replaces the parts of parameters by the whole parameters. In a trace, the compiler finds
         the parts through the annotation, and nothing is joined."""
         arrays = dict(arrays)
-        for name, (parts, axes, stored, family) in self.parts.items():
-            pieces = [arrays.pop(part).as_in_context(self.home) for part in parts]
+        for name, part in self.parts.items():
+            pieces = [arrays.pop(key).as_in_context(self.home) for key in part.names]
             arrays[name] = nd.contrib.sharded(
-                _joined(pieces, family), axes=axes, mesh=self.mesh, stored=stored
+                _concatenated(pieces, part.family),
+                axes=part.axes,
+                mesh=self.mesh,
+                stored=part.stored,
             )
         return arrays
 
@@ -116,7 +140,7 @@ class Division:
         return regroup(structure, iter(self.annotate(arrays)))
 
 
-def _joined(pieces, family):
+def _concatenated(pieces, family):
     """Concatenates the parts of a parameter. With several blocks, the parts hold a piece of each
     block."""
     axis, blocks = family.axis, family.blocks
@@ -130,15 +154,14 @@ def _joined(pieces, family):
     return nd.concat(*split, dim=axis + 1).reshape(shape)
 
 
-def mesh_text(mesh: Any, stage: int, exact: bool) -> str:
-    """Returns the text form of the mesh of a stage."""
-    sizes = {axis: size for axis, size in mesh.axes.items() if axis != "stage"} or {"data": 1}
+def mesh_text(mesh: Any, exact: bool) -> str:
+    """Returns the text form of a mesh, which the compiler parses (csrc/graph/partition/mesh.h)."""
     names = [
         f"{axis}={':'.join(map(str, mesh.weights[axis])) if axis in mesh.weights else size}"
-        for axis, size in sizes.items()
+        for axis, size in mesh.axes.items()
+        if axis != "stage"
     ]
-    devices = mesh.devices_of_stage(stage)
-    return f"{','.join(names)};{','.join(map(str, devices))}{';exact' if exact else ''}"
+    return f"{','.join(names)};{','.join(map(str, mesh.devices))}{';exact' if exact else ''}"
 
 
 def _fits(mesh, axis, size):
@@ -291,17 +314,16 @@ def partition(mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, exact: b
             raise MXNetError(f"Mesh.partition: '{path or net.name}' is partitioned already")
     work = _Plan(mesh, net, plan)
     by_path = parameters_by_path(net)
-    home = mesh.devices_of_stage(0)[0]
-    text = mesh_text(mesh, 0, exact)
-    cuts = {}
+    home, text = mesh.devices[0], mesh_text(mesh, exact)
+    cuts: dict[Any, Cut] = {}
     for path, (entries, stored) in work.parameters.items():
         param = by_path[path]
         _check_known(param, path)
-        dim, axis, parts, unit = _cut_of(entries, path, param)
-        cuts.setdefault(param, (path, dim, axis, parts, unit, ",".join(entries), stored))
-        count, weights = mesh.size(axis), mesh.weights.get(axis)
+        cut = Cut(path, *_cut_of(entries, path, param), ",".join(entries), stored)
+        cuts.setdefault(param, cut)
+        count, weights = mesh.size(cut.axis), mesh.weights.get(cut.axis)
         try:
-            Family(path, param.shape, dim, count, parts, unit, weights)
+            Family(path, param.shape, cut.dim, count, cut.blocks, cut.unit, weights)
         except ValueError as error:
             raise ValueError(f"Mesh.partition: {error}") from error
     for param in by_path.values():
@@ -317,8 +339,8 @@ def partition(mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, exact: b
             if param.arrays is not None or param.deferred_init:
                 param.reset_ctx(home)
             param.placed = [home]
-        for param, (path, dim, axis, parts, unit, axes, stored) in cuts.items():
-            _divide(mesh, blocks, param, path, dim, axis, parts, unit, axes, stored, text, home)
+        for param, cut in cuts.items():
+            _divide(mesh, blocks, param, cut, text)
     division = division_of(net) or Division(text, home)
     division.inputs, division.every = work.inputs, work.every
     set_division(net, division)
@@ -326,7 +348,7 @@ def partition(mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, exact: b
         forget_compiled(block)
 
 
-def _divide(mesh, blocks, param, path, dim, axis, parts, unit, axes, stored, text, home):
+def _divide(mesh, blocks, param, cut, text):
     """Replaces a parameter by its parts, in all blocks that have it."""
     owners = [
         (block, name)
@@ -335,17 +357,17 @@ def _divide(mesh, blocks, param, path, dim, axis, parts, unit, axes, stored, tex
         if own is param
     ]
     if not owners:
-        raise MXNetError(f"Mesh.partition: no block has the parameter '{path}' as its own")
+        raise MXNetError(f"Mesh.partition: no block has the parameter '{cut.path}' as its own")
     first, name = owners[0]
     family = split_parameter(
         first,
         name,
         param.shape,
-        dim,
-        mesh.line(axis),
-        parts,
-        unit,
-        weights=mesh.weights.get(axis),
+        cut.dim,
+        mesh.line(cut.axis),
+        cut.blocks,
+        cut.unit,
+        weights=mesh.weights.get(cut.axis),
         init=param.init,
         dtype=param.dtype,
         differentiable=param.differentiable and not isinstance(param, Constant),
@@ -358,12 +380,12 @@ def _divide(mesh, blocks, param, path, dim, axis, parts, unit, axes, stored, tex
                 setattr(block, key, part)
         replace_parameter(block, own, names)
         former = division_of(block)
-        division = Division(text, home)
+        division = Division(text, mesh.devices[0])
         if former is not None:
             division.parts.update(former.parts)
-        division.parts[own] = names, axes, stored, family
+        division.parts[own] = Joined(names, cut.axes, cut.stored, family)
         set_division(block, division)
-    param.joined = home, family.members
+    param.joined = mesh.devices[0], family.members
     param.arrays = param.gradients = None
     param.deferred_init = ()
-    param.replaced = f"Mesh.partition has divided '{path}' along '{axis}'"
+    param.replaced = f"Mesh.partition has divided '{cut.path}' along '{cut.axis}'"

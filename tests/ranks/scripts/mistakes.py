@@ -56,6 +56,10 @@ def unknown_rank():
     mx.cpu(0, rank=2)
 
 
+def partition_over_ranks():
+    par.Mesh({"data": 2}, DEVICES).partition(nn.Dense(4, in_units=3))
+
+
 def two_ranks_in_one_op():
     nd.ones((2,), ctx=DEVICES[0]) + nd.ones((2,), ctx=DEVICES[1])
 
@@ -125,6 +129,7 @@ MISTAKES = [
     failed_work,
     reading,
     unknown_rank,
+    partition_over_ranks,
 ]
 MISTAKES += [two_ranks_in_one_op, different_counts]
 

@@ -1,0 +1,53 @@
+"""Memory of parameters that are stored in parts (the axis `shard`), measured by the pools."""
+
+import gc
+
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from support.devices import on
+
+LAYERS, UNITS = 12, 256
+LAYER = UNITS * UNITS  # parameters of a layer
+ADAM = 16  # bytes for each parameter: weight, gradient and two states
+
+
+def in_use(devices):
+    gc.collect()
+    nd.waitall()
+    return [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [1, 1, 1], [3, 1]], ids=str)
+def test_devices_hold_their_share_and_the_layers_in_use(shares):
+    """The bound is that of ZeRO-3: each device holds its share of everything, two whole layers (in
+    use, and the next one) and the gradient of one."""
+    devices = [on(i) for i in range(len(shares))]
+    before = in_use(devices)
+    net = nn.HybridSequential()
+    for _ in range(LAYERS):
+        net.add(nn.Dense(UNITS, activation="relu", use_bias=False, in_units=UNITS))
+    net.initialize(ctx=devices[0])
+    axis = len(shares) if len(set(shares)) == 1 else shares
+    mx.parallel.Mesh({"shard": axis}, devices).partition(net)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam")
+    x = nd.random.normal(shape=(8, UNITS), ctx=devices[0])
+    for step in range(3):
+        if step == 2:
+            for ctx in devices:
+                mx.context.reset_peak_memory(ctx)
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        trainer.step(8)
+        nd.waitall()
+    for ctx, share, base in zip(devices, shares, before):
+        own = ADAM * LAYERS * LAYER * share / sum(shares)
+        peak = mx.context.memory_stats(ctx)["peak_in_use"] - base
+        assert own <= peak <= 1.03 * (own + 3 * 4 * LAYER), (peak / LAYER, own / LAYER)
+    [entry] = net.compiled()
+    for device in entry["devices"].values():
+        assert device["planned"]["total"] <= 3.5 * 4 * LAYER
