@@ -67,7 +67,7 @@ def gradients(name, values, dtype, **params):
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_norm_gradients_are_rounded_once(name, dtype):
-    """Gradients equal those of float32, rounded.
+    """Gradients equal the rounded float32 gradients.
 
     Rows are far from 0, where half precision has few digits for mean and deviation.
     """
@@ -87,7 +87,7 @@ def test_half_precision_norm_gradients_are_rounded_once(name, dtype):
 @pytest.mark.parametrize("mode", ["instance", "channel", "spatial"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_l2_normalization_is_rounded_once(mode, dtype):
-    """The result equals that of float32, rounded."""
+    """The result equals the rounded float32 result."""
     x = mx.nd.array(np.random.RandomState(5).randn(3, 5, 700) + 1).astype(dtype)
     exact = mx.nd.L2Normalization(x.astype("float32"), mode=mode).astype(dtype)
     result = mx.nd.L2Normalization(x, mode=mode)

@@ -22,7 +22,7 @@ def in_use(devices):
 
 @pytest.mark.parametrize("shares", [[1, 1], [1, 1, 1], [3, 1]], ids=str)
 def test_devices_hold_their_share_and_the_layers_in_use(shares):
-    """The bound is that of ZeRO-3: each device holds its share of everything, two whole layers (in
+    """The bound is ZeRO-3's: each device holds its share of everything, two whole layers (in
     use, and the next one) and the gradient of one."""
     devices = [on(i) for i in range(len(shares))]
     before = in_use(devices)
