@@ -2,7 +2,9 @@
 
     python benchmarks/parallel/partitioned.py [--rounds N] [--devices D] [--case mlp|llama]
 
-Both networks run on the same D CPU devices with one thread each and take turns, in a new order in
+With --trees, sums by trees against sums in the order of the devices.
+
+The networks run on the same D CPU devices with one thread each and take turns, in a new order in
 each round; a turn is the fastest of five steps. The ratio is the median over the rounds. Memory is
 the peak of each device in a step, in bytes for each parameter, measured in a process of its own.
 """
@@ -51,6 +53,15 @@ def llama():
     return text.from_config(config), tokens[:, :-1], tokens[:, 1:].astype("float32")
 
 
+WAYS = {
+    "replicas": None,
+    "fsdp": ("shard", {}),
+    "undivided": (None, {}),
+    "data": ("data", {}),
+    "2 leaves": ("data", {"sums": "tree", "leaves": 2}),
+    "4 leaves": ("data", {"sums": "tree", "leaves": 4}),
+    "8 leaves": ("data", {"sums": "tree", "leaves": 8}),
+}
 CASES = {"mlp": (mlp, gluon.loss.L2Loss), "llama": (llama, gluon.loss.SoftmaxCELoss)}
 
 
@@ -66,7 +77,9 @@ def stepper(case, way, devices):
         parts = list(zip(mesh.split_and_load(x), mesh.split_and_load(y)))
     else:
         net.initialize(mx.init.Normal(0.02), ctx=devices[0])
-        mx.parallel.Mesh({"shard": len(devices)}, devices).partition(net)
+        axis, options = WAYS[way]
+        if axis is not None:
+            mx.parallel.Mesh({axis: len(devices)}, devices).partition(net, **options)
         parts = [(x, y)]
     net.hybridize()
     loss.hybridize()
@@ -95,44 +108,48 @@ def memory(case, way, count):
     print(json.dumps(peaks))
 
 
+def compare(case, ways, args):
+    devices = [mx.cpu(i) for i in range(args.devices)]
+    steps = {way: stepper(case, way, devices)[0] for way in ways}
+    times = {way: [] for way in steps}
+    for step in steps.values():
+        step()
+    for _ in range(args.rounds):
+        for way in random.sample(ways, len(ways)):
+            turns = []
+            for _ in range(5):
+                began = time.perf_counter()
+                steps[way]()
+                turns.append(time.perf_counter() - began)
+            times[way].append(min(turns))
+    print(f"{case}, {args.devices} devices")
+    for way in ways:
+        command = [sys.executable, __file__, "--memory", case, way, "--devices", str(args.devices)]
+        output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        peaks = ", ".join(f"{peak:.2f}" for peak in json.loads(output))
+        ratio = statistics.median(b / a for a, b in zip(times[ways[0]], times[way]))
+        print(
+            f"  {way}: {statistics.median(times[way]) * 1e3:.1f} ms, ratio to {ways[0]} "
+            f"{ratio:.2f}, peak bytes for each parameter {peaks}"
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--trees", action="store_true")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
         memory(*args.memory, args.devices)
         return
+    ways = ["replicas", "fsdp"]
+    if args.trees:
+        ways = ["data" if args.devices > 1 else "undivided", "2 leaves", "4 leaves", "8 leaves"]
     for case in [args.case] if args.case else CASES:
-        devices = [mx.cpu(i) for i in range(args.devices)]
-        steps = {way: stepper(case, way, devices)[0] for way in ("replicas", "fsdp")}
-        times = {way: [] for way in steps}
-        for step in steps.values():
-            step()
-        for _ in range(args.rounds):
-            for way in random.sample(list(steps), len(steps)):
-                turns = []
-                for _ in range(5):
-                    began = time.perf_counter()
-                    steps[way]()
-                    turns.append(time.perf_counter() - began)
-                times[way].append(min(turns))
-        ratio = statistics.median(b / a for a, b in zip(times["replicas"], times["fsdp"]))
-        print(
-            f"{case}: replicas {statistics.median(times['replicas']) * 1e3:.1f} ms, "
-            f"fsdp {statistics.median(times['fsdp']) * 1e3:.1f} ms, ratio {ratio:.2f}"
-        )
-        for way in steps:
-            output = subprocess.run(
-                [sys.executable, __file__, "--memory", case, way, "--devices", str(args.devices)],
-                capture_output=True,
-                check=True,
-                text=True,
-            ).stdout
-            peaks = ", ".join(f"{peak:.2f}" for peak in json.loads(output))
-            print(f"  {way}: peak bytes for each parameter: {peaks}")
+        compare(case, ways, args)
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ static mpg_status rewrite(mpg_compiled *c, bool *changed) {
 
 /* Divides the graph over the meshes of its annotations. A trace that places all ops on one device
  * (trace_on) is not divided. */
-static mpg_status partition(mpg_compiled *c, const mpg_trace *trace, bool *changed) {
+static mpg_status partition(mpg_compiled *c, const mpg_trace *trace, mpg_partition_result *result) {
   if (trace->only.type) return MPG_OK;
   mpg_partition_request request = {.graph = &c->graph,
                                    .inputs = c->inputs,
@@ -279,15 +279,17 @@ static mpg_status partition(mpg_compiled *c, const mpg_trace *trace, bool *chang
                                    .exact = c->exact && (c->recording || !c->stages),
                                    .report = &c->shardings,
                                    .micro_batches = c->stages != MPG_STAGES_NONE};
-  MPG_TRY(mpg_graph_partition(&request, changed));
-  if (*changed) mpg_dump_pass("partitioned", &c->graph, NULL, NULL);
+  MPG_TRY(mpg_graph_partition(&request, result));
+  if (result->changed) mpg_dump_pass("partitioned", &c->graph, NULL, NULL);
   return mpg_text_status(&c->shardings);
 }
 
 /* Applies the passes that replace ops. Keeps a copy of the graph as traced if gradients of
- * gradients, or the checks of a pipeline, need it. */
+ * gradients, or the checks of a pipeline, need it. The tape adds up the gradients of gradients in
+ * an order that depends on the devices, so graphs whose sums are trees are not divided for them. */
 static mpg_status transform(mpg_compiled *c, const mpg_trace *trace) {
-  bool rewritten = false, partitioned = false;
+  bool rewritten = false;
+  mpg_partition_result partitioned = {0};
   size_t inputs = c->num_inputs * sizeof *c->inputs, results = c->num_outputs * sizeof *c->inputs;
   mpg_status status = MPG_OK;
   mpg_value *outputs = mpg_malloc(results + 1);
@@ -297,7 +299,7 @@ static mpg_status transform(mpg_compiled *c, const mpg_trace *trace) {
   if (results) memcpy(outputs, c->graph.outputs, results);
   MPG_GOTO(rewrite(c, &rewritten));
   MPG_GOTO(partition(c, trace, &partitioned));
-  if (rewritten || (partitioned && c->stages != MPG_STAGES_NONE)) {
+  if (rewritten || partitioned.trees || (partitioned.changed && c->stages != MPG_STAGES_NONE)) {
     MPG_GOTO(mpg_graph_copy(&c->original, &trace->graph));
     MPG_GOTO(mpg_graph_set_outputs(&c->original, outputs, c->num_outputs));
   }

@@ -3,6 +3,7 @@ and divided into stages along another."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from ._partition import partition as divide_network
 from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers
+from .collectives import divide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +40,8 @@ __all__ = ["Mesh"]
 
 AXES = ("data", "stage", "model", "shard", "expert", "context")
 _GROUP = "mesh stage "
+# MPG_MESH_PARTS in csrc/graph/partition/mesh.h
+_MOST_PLACES = 512
 _MOST_SHARES = 1 << 30  # MPG_MESH_SHARES in csrc/graph/partition/mesh.h
 
 
@@ -353,7 +357,12 @@ class Mesh:
         return net
 
     def partition(
-        self, net: Block, plan: dict[str, Any] | None = None, partition: str = "fast"
+        self,
+        net: Block,
+        plan: dict[str, Any] | None = None,
+        partition: str = "fast",
+        sums: str = "order",
+        leaves: int | dict[str, int] = 4,
     ) -> Block:
         """Divides a hybridized network over the devices of the mesh.
 
@@ -385,6 +394,14 @@ class Mesh:
             'exact' raises an error when the network is compiled if an operator would not compute
             the same bits as on one device: if it sums over a divided dimension, or its gradient
             does.
+        sums : {'order', 'tree'}, default 'order'
+            How sums over divided dimensions are computed. 'order' adds one partial sum per device,
+            so bits depend on the number of devices. 'tree' divides each axis into `leaves`, which
+            the devices share out, and adds them up by a binary tree. Networks, losses and
+            gradients then have the same bits for every number of devices, one included.
+        leaves : int or dict of str to int, default 4
+            Number of leaves of each axis of the mesh, for ``sums='tree'``; at least the number of
+            devices. More leaves mean more and smaller calls of each operator.
 
         Returns
         -------
@@ -417,6 +434,14 @@ class Mesh:
             raise ValueError(
                 f"Mesh.partition: partition must be 'fast' or 'exact', not {partition!r}"
             )
+        if sums not in ("order", "tree"):
+            raise ValueError(f"Mesh.partition: sums must be 'order' or 'tree', not {sums!r}")
+        if sums == "tree" and partition == "exact":
+            raise ValueError(
+                "Mesh.partition: sums='tree' gives the same bits on every number of devices, but "
+                "not the bits of a network that is not partitioned, which partition='exact' asks "
+                "for; choose one of them"
+            )
         if self.size("stage") > 1 or placement(net) is not None:
             raise MXNetError(
                 "Mesh.partition: a network with stages (Mesh.place, or an axis 'stage') cannot be "
@@ -429,8 +454,44 @@ class Mesh:
                 "partitioned over ranks yet; use Mesh.place, or devices of this process"
             )
         refuse_inner(net, "Mesh.partition", self)
-        divide_network(self, net, plan, partition == "exact")
+        mesh = self._with_leaves(leaves) if sums == "tree" else self
+        divide_network(mesh, net, plan, "tree" if sums == "tree" else partition)
         return net
+
+    def _with_leaves(self, leaves):
+        """Returns a mesh with `leaves` places along each axis, on the devices of this mesh. Each
+        device has a run of them, by its share."""
+        if isinstance(leaves, dict):
+            unknown = [axis for axis in leaves if axis not in self.axes]
+            if unknown:
+                raise ValueError(
+                    f"Mesh.partition: leaves names the axis {unknown[0]!r}, but the mesh has "
+                    f"{', '.join(self.axes)}"
+                )
+        mesh = copy.copy(self)
+        mesh.axes, mesh.weights = {}, {}
+        owners = []
+        for axis, size in self.axes.items():
+            count = leaves.get(axis, 4) if isinstance(leaves, dict) else leaves
+            if not isinstance(count, int) or isinstance(count, bool):
+                raise TypeError(f"Mesh.partition: leaves must be integers, not {count!r}")
+            parts = divide(count, size, self.weights.get(axis)) if count >= size else [(0, 0)]
+            if not all(begin < end for begin, end in parts):
+                raise ValueError(
+                    f"Mesh.partition: {count} leaves are too few for the {size} devices along "
+                    f"{axis!r}; pass leaves={{{axis!r}: n}} with at least a leaf for each"
+                )
+            mesh.axes[axis] = count
+            owners.append([k for k, (begin, end) in enumerate(parts) for _ in range(begin, end)])
+        places = math.prod(mesh.axes.values())
+        if places > _MOST_PLACES:
+            raise ValueError(
+                f"Mesh.partition: the mesh has {places} leaves, more than {_MOST_PLACES}; give "
+                "fewer leaves to each axis"
+            )
+        mesh.devices = [self._at[at] for at in itertools.product(*owners)]
+        mesh._at = dict(zip(itertools.product(*map(range, mesh.axes.values())), mesh.devices))
+        return mesh
 
     def _groups(self, replica):
         """Returns the device groups of a replica: the device of each stage, and the additional

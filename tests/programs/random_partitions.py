@@ -5,7 +5,8 @@
 A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
 
 The networks come from random_networks.py, in double precision. Parameters, the input and values
-between the nodes are cut along random axes of a random mesh, evenly or not.
+between the nodes are cut along random axes of a random mesh, evenly or not. Some networks add up by
+trees, and then have the same bits on fewer devices.
 """
 
 import os
@@ -75,6 +76,10 @@ class Case(random_networks.Case):
         draw = self.draw = np.random.RandomState(seed + 1)
         self.axes = MESHES[draw.randint(len(MESHES))]
         self.way = WAYS[draw.randint(len(WAYS))]
+        self.leaves = self.fewer = None
+        if draw.rand() < 0.4:  # sums='tree'
+            self.leaves = {k: n if isinstance(n, int) else sum(n) for k, n in self.axes.items()}
+            self.fewer = {k: int(draw.randint(1, n + 1)) for k, n in self.leaves.items()}
         self.sizes = [int(n) for n in draw.choice([1, 2, 3, 4, 5, 8], 2)]
         # The rows of values vary, and annotations ignore axes with too few of them.
         self.marks = {
@@ -89,7 +94,7 @@ class Case(random_networks.Case):
 
     def entry(self, axis, size):
         """Returns an annotation of `size` indices that leaves an index for each device."""
-        shares = self.axes[axis]
+        shares = (self.leaves or self.axes)[axis]
         count, weights = (shares, None) if isinstance(shares, int) else (len(shares), shares)
         choices = [(1, 1)] if size is None else [(1, 1), (1, 2), (2, 1), (3, 1)]
         found = [axis] if size is None else []
@@ -122,22 +127,25 @@ class Case(random_networks.Case):
             self.plan[path] = (*[None] * dim, entry)
 
     def __str__(self):
-        return f"{super().__str__()}\n  {self.axes}, {self.plan}, {self.marks}, {self.way}"
+        trees = f", {self.leaves} leaves on {self.fewer}" if self.leaves else ""
+        return f"{super().__str__()}\n  {self.axes}, {self.plan}, {self.marks}, {self.way}{trees}"
 
-    def train(self, flags, together, nudge=0.0):
+    def train(self, flags, axes=None, nudge=0.0):
         """Returns results, gradients and parameters of all steps by name. `nudge` is a relative
         change of the inputs."""
         net = Network(self)
-        if not together:
-            shares = [n if isinstance(n, int) else len(n) for n in self.axes.values()]
-            mesh = mx.parallel.Mesh(self.axes, [on(i) for i in range(int(np.prod(shares)))])
+        if axes is not None:
+            shares = [n if isinstance(n, int) else len(n) for n in axes.values()]
+            mesh = mx.parallel.Mesh(axes, [on(i) for i in range(int(np.prod(shares)))])
             plan = {
                 path: tuple(tuple(entry.split("+")) if entry else None for entry in entries)
                 if path == "data0"
                 else entries
                 for path, entries in self.plan.items()
+                if path == "data0" or path in parameters_by_path(net)
             }
-            mesh.partition(net, plan)
+            tree = {"sums": "tree", "leaves": self.leaves} if self.leaves else {}
+            mesh.partition(net, plan, **tree)
         if flags is not None:
             net.hybridize(**flags)
         mx.random.seed(self.seed + 1)
@@ -168,10 +176,13 @@ class Case(random_networks.Case):
         return found
 
     def check(self):
-        one, many = self.train(self.way, True), self.train(self.way, False)
+        one, many = self.train(self.way), self.train(self.way, self.axes)
         # Some networks, such as norms of constants, are ill-conditioned.
-        nudged = self.train(self.way, True, 1e-13)
+        nudged = self.train(self.way, nudge=1e-13)
         assert one.keys() == many.keys()
+        if self.leaves and self.way is not None:
+            for name, value in self.train(self.way, self.fewer).items():
+                assert value.tobytes() == many[name].tobytes(), f"bits of {name} differ\n{self}"
         for name, wanted in one.items():
             if not np.abs(wanted).max(initial=0) < 1e8:  # training has diverged
                 return

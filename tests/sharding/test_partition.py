@@ -4,11 +4,22 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import MXNetError, autograd, gluon, nd, parallel
 from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import text
 from support.devices import on
-from support.meshes import ADAM, SGD, build, check, gradients, inputs, mesh_of, trained
+from support.meshes import (
+    ADAM,
+    SGD,
+    backward,
+    build,
+    check,
+    gradients,
+    inputs,
+    mesh_of,
+    trained,
+    values,
+)
 
 
 def stack(*layers):
@@ -429,3 +440,170 @@ def test_inputs_of_a_network_within_another_block_are_divided():
     outer.hybridize()
     outer(*inputs((12, 48)))
     assert "(12, 48)\t0 data data" in outer.compiled()[0]["shardings"]
+
+
+# --- Sums by trees --------------------------------------------------------------------------------
+
+LEAVES = {
+    "data": [{"data": 1}, {"data": 2}, {"data": 3}, {"data": 4}, {"data": [3, 1]}],
+    "shard": [{"shard": 1}, {"shard": 3}, {"shard": 4}, {"shard": [1, 3]}],
+    "data, model": [
+        {"data": 1, "model": 1},
+        {"data": 4, "model": 1},
+        {"data": 1, "model": 2},
+        {"data": [3, 1], "model": 2},
+        {"data": 4, "model": 2},
+    ],
+}
+TREES = {
+    "mlp": {"data0": "data", "0.weight": "model", "2.weight": (None, "model")},
+    "cnn": {"data0": "data", "(0|4|7).weight": "model"},
+    "dropped": {"data0": "data", "1.weight": "model", "0.weight": (None, "model")},
+    "recurrent": {"data0": (None, "data"), "head.weight": (None, "model")},
+    "attention": {"data0": "data", "qkv.weight": "model:3:8", "out.weight": (None, "model")},
+    "tied": {"data0": "data", "embed.weight": "model"},
+    "several": {"data0": "data", "data1": "data", "[ab].weight": "model"},
+    "loop": {"data0": (None, "data"), "a.weight": "model", "b.weight": (None, "model")},
+    "llama": {**SPLIT, "data0": "data", "embed.weight": (None, "model")},
+}
+
+
+def equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert np.asarray(found[name]).tobytes() == np.asarray(array).tobytes(), name
+
+
+@pytest.mark.parametrize("axes", LEAVES)
+@pytest.mark.parametrize("name", TREES)
+def test_bits_do_not_depend_on_the_number_of_devices(name, axes):
+    first, *others = LEAVES[axes]
+    make, batches = NETWORKS[name][0], batches_of(name, "float32")
+    leaves = {axis: 2 if axis == "model" else 4 for axis in first}
+    plan = TREES[name] if "model" in first else None
+    wanted = trained(build(make, first, plan, dtype="float32", leaves=leaves), batches, SGD)
+    check(wanted, trained(build(make, dtype="float32"), batches, SGD), "float32")
+    for mesh in others:
+        net = build(make, mesh, plan, dtype="float32", leaves=leaves)
+        equal(trained(net, batches, SGD), wanted)
+    # The default plan cuts the steps of the loop, and loops are not divided along their steps.
+    assert net.compiled().shardings().transfers or (name, plan) == ("loop", None)
+
+
+def test_data_parallelism_and_sharded_storage_have_the_same_bits():
+    """The batch has eight leaves in both cases."""
+    make, batches = NETWORKS["mlp"][0], [inputs((16, 48), dtype="float32")]
+    ways = [
+        ({"data": 2}, {"data": 8}),
+        ({"shard": 2}, {"shard": 8}),
+        ({"data": 2, "shard": 2}, {"data": 4, "shard": 2}),
+        ({"data": 1, "shard": 4}, {"data": 2, "shard": 4}),
+    ]
+    found = [trained(build(make, m, None, dtype="float32", leaves=n), batches) for m, n in ways]
+    for other in found[1:]:
+        equal(other, found[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("flags", [{"recompute": True}, {"static_alloc": True}], ids=str)
+def test_half_precision_and_options_of_hybridize(dtype, flags):
+    make, batches = NETWORKS["mlp"][0], batches_of("mlp", dtype)
+    found = [
+        trained(build(make, mesh, None, dtype=dtype, leaves=4, **flags), batches, ADAM)
+        for mesh in ({"shard": 1}, {"shard": 2}, {"shard": [3, 1]})
+    ]
+    for other in found[1:]:
+        equal(other, found[0])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("optimizer", ["adam", "lamb", "lars", "adafactor"])
+def test_train_steps(optimizer, micro_batches):
+    """Norms of whole parameters add up the parts of the leaves."""
+    (x,) = batches_of("mlp", "float32")[0]
+    label = nd.ones((12, 10), ctx=on(0))
+    found = []
+    for mesh in ({"shard": 1}, {"shard": 2}, {"shard": 4}):
+        net = build(NETWORKS["mlp"][0], mesh, None, dtype="float32", leaves=4)
+        trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01})
+        loss, pipeline = gluon.loss.L2Loss(), parallel.Pipeline(micro_batches)
+        step = parallel.TrainStep(net, loss, trainer, pipeline)
+        losses = [step(x, label) for _ in range(3)]
+        found.append({"losses": nd.stack(*losses).asnumpy(), **values(net)})
+    for other in found[1:]:
+        equal(other, found[0])
+
+
+def test_checkpoints_go_on_with_the_same_bits_on_other_devices(tmp_path):
+    def make(mesh):
+        net = build(NETWORKS["mlp"][0], mesh, None, dtype="float32", leaves=4)
+        return net, gluon.Trainer(net.collect_params(), *ADAM)
+
+    def steps(net, trainer):
+        for _ in range(2):
+            backward(net, batches_of("mlp", "float32")[0])
+            trainer.step(4)
+
+    net, trainer = make({"shard": 4})
+    steps(net, trainer)
+    parallel.save(tmp_path, net, trainer)
+    steps(net, trainer)
+    for mesh in ({"shard": 1}, {"shard": [1, 3]}):
+        other, its = make(mesh)
+        parallel.load(tmp_path, other, its)
+        steps(other, its)
+        equal(values(other), values(net))
+
+
+def test_a_device_gets_each_value_once():
+    """Devices with several leaves share the values they receive, and add up before they send."""
+
+    def copied(mesh, leaves):
+        net = build(lambda: nn.Dense(64, in_units=32), mesh, {"data0": "data"}, leaves=leaves)
+        net(*inputs((16, 32)))
+        transfers = net.compiled().shardings().transfers
+        return sorted((t["kind"], t["bytes"]) for t in transfers if t["op"] == "input")
+
+    assert copied({"data": 2}, 8) == copied({"data": 2}, 2) == copied({"data": 2}, None) != []
+
+
+def dense():
+    net = nn.Dense(8, in_units=8)
+    net.initialize(ctx=on(0))
+    return net
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"sums": "trees"}, "sums must be 'order' or 'tree', not 'trees'"),
+        ({"leaves": 1}, "1 leaves are too few for the 2 devices along 'data'; pass leaves"),
+        ({"leaves": {"model": 2}}, "leaves names the axis 'model', but the mesh has data"),
+        ({"leaves": 1024}, "the mesh has 1024 leaves, more than 512"),
+        ({"partition": "exact"}, "sums='tree' .* partition='exact'"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options, error):
+    with pytest.raises(ValueError, match=error):
+        mesh_of({"data": 2}).partition(dense(), {"data0": "data"}, **{"sums": "tree", **options})
+
+
+@pytest.mark.parametrize("leaves", [2.0, True, "2", {"data": None}], ids=str)
+def test_leaves_are_integers(leaves):
+    with pytest.raises(TypeError, match="leaves must be integers, not"):
+        mesh_of({"data": 2}).partition(dense(), {"data0": "data"}, sums="tree", leaves=leaves)
+
+
+def test_devices_of_other_meshes_must_differ():
+    """A device may be at several places of a mesh with trees only."""
+    x = nd.ones((4, 4), ctx=on(0))
+
+    class Twice(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.contrib.sharded(x, axes="data", mesh="data=2;cpu(0),cpu(0)") * 2
+
+    net = Twice()
+    net.hybridize()
+    with pytest.raises(MXNetError, match="different devices"):
+        net(x)

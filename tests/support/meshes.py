@@ -85,15 +85,16 @@ def mesh_of(axes, first=0):
     return mx.parallel.Mesh(axes, [on(first + i) for i in range(count)])
 
 
-def build(make, axes=None, plan=None, partition="fast", dtype="float64", **flags):
+def build(make, axes=None, plan=None, partition="fast", dtype="float64", leaves=None, **flags):
     """Returns an initialized network, partitioned if `axes` are given, and hybridized unless
-    `flags` are active=False."""
+    `flags` are active=False. With `leaves`, sums are trees."""
     mx.random.seed(3)
     net = make()
     net.initialize(mx.init.Uniform(0.3), ctx=on(0))
     net.cast(dtype)
     if axes is not None:
-        mesh_of(axes).partition(net, plan, partition)
+        trees = {"sums": "tree", "leaves": leaves} if leaves else {}
+        mesh_of(axes).partition(net, plan, partition, **trees)
     net.hybridize(**flags)
     return net
 

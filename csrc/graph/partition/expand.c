@@ -8,19 +8,28 @@
 #include <string.h>
 
 #include "graph/gradient/recompute.h"
-#include "graph/partition/partition.h"
+#include "graph/partition/expand.h"
+
+/* The readers of a fetched part. */
+typedef enum fetch_kind {
+  FETCH_PLACE, /* the node at one place */
+  FETCH_BOX,   /* trees: all nodes on a device that read the same */
+  FETCH_TREE,  /* trees: all nodes that read the same; has no value */
+  FETCH_ALL,   /* a node that is not divided along the axes without wanted cuts */
+} fetch_kind;
 
 /* A part of a value in another layout than its own. */
 typedef struct mpg_fetched {
   struct mpg_fetched *next;
   mpg_layout layout;
   mpg_coordinates place;
+  fetch_kind kind;
   mpg_value value;
 } fetched;
 
 /* The parts of a value of the target along a digit. */
-typedef struct split_value {
-  struct split_value *next;
+typedef struct mpg_split_value {
+  struct mpg_split_value *next;
   mpg_value value;
   mpg_digit digit;
   const mpg_mesh *mesh;
@@ -28,12 +37,7 @@ typedef struct split_value {
   mpg_value *parts;
 } split_value;
 
-typedef struct expansion {
-  mpg_partitioning *p;
-  mpg_graph *target;
-  split_value *splits;
-  size_t bytes; /* copied between devices so far, in the forward pass */
-} expansion;
+typedef mpg_expansion expansion;
 
 /* --- Emitting --------------------------------------------------------------------------------- */
 
@@ -50,19 +54,6 @@ static mpg_status emit_reshape(expansion *e, mpg_value value, const mpg_shape *s
   memset(&params, 0, sizeof params);
   params.shape = mpg_shape_tuple(shape);
   return emit(e, MPG_OP__reshape_exact, &params, &value, 1, result);
-}
-
-static mpg_status emit_move(expansion *e, mpg_value value, mpg_device_id device, bool paced,
-                            mpg_value *result) {
-  const mpg_graph_value from = *mpg_graph_at(e->target, value);
-  *result = value;
-  if (mpg_device_id_equal(from.device, device)) return MPG_OK;
-  e->bytes += mpg_desc_bytes(&from.desc);
-  mpg_copyto_params params;
-  mpg_params_defaults(&mpg_copyto_table, &params);
-  params.ctx = device;
-  params.paced = paced;
-  return emit(e, MPG_OP__copyto, &params, &value, 1, result);
 }
 
 /* Returns the shape (outer, indices * inner, rest) that makes a digit's blocks an axis of their
@@ -96,7 +87,7 @@ static mpg_status emit_split(expansion *e, const mpg_mesh *mesh, int axis, const
                              const mpg_digit *digit, mpg_value value, mpg_value **parts) {
   for (const split_value *s = e->splits; s; s = s->next)
     if (mpg_value_equal(s->value, value) && s->mesh == mesh && s->axis == axis &&
-        !memcmp(&s->digit, digit, sizeof *digit)) {
+        mpg_digit_equal(&s->digit, digit)) {
       *parts = s->parts;
       return MPG_OK;
     }
@@ -190,6 +181,9 @@ typedef struct fetching {
   const mpg_coordinates *place;
   bool gathers[MPG_MESH_AXES]; /* the parts along this axis are concatenated */
   bool splits[MPG_MESH_AXES];  /* pieces are split for the devices along this axis */
+  fetch_kind kind;
+  mpg_box all, box; /* FETCH_BOX: the places that read the same, and those on one device */
+  const fetched *tree;
 } fetching;
 
 /* Returns the digit of a cut in an array with the cuts of two layouts, even along the same axis of
@@ -218,8 +212,10 @@ static mpg_status split_and_move(expansion *e, const fetching *f, const mpg_coor
     value = parts[f->place->at[m]];
     added.cuts[m] = *cut;
   }
-  return emit_move(e, value, mpg_mesh_device(f->mesh, f->place), e->p->values[f->value].stored,
-                   result);
+  bool paced = e->p->values[f->value].stored;
+  if (f->kind == FETCH_BOX)
+    return mpg_tree_fan(e, f->mesh, f->tree, value, &f->all, &f->box, paced, result);
+  return mpg_expand_move(e, value, mpg_mesh_device(f->mesh, f->place), paced, result);
 }
 
 /* Gathers along the axes from `axis` on; the coordinates along earlier axes are given. */
@@ -247,36 +243,82 @@ static mpg_status collect(expansion *e, const fetching *f, int axis, mpg_coordin
 }
 
 static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
-                        const mpg_coordinates *place, mpg_value *result);
+                        const mpg_coordinates *place, fetch_kind kind, mpg_value *result);
 
 /* Fetches the value without the wanted splits to the device, and splits it there. */
 static mpg_status fetch_then_split(expansion *e, fetching *f, mpg_value *result) {
   mpg_layout kept = *f->want;
   for (int m = 0; m < f->mesh->num_axes; m++)
     if (f->splits[m]) kept.cuts[m].on = false;
-  MPG_TRY(fetch(e, f->value, &kept, f->place, result));
+  MPG_TRY(fetch(e, f->value, &kept, f->place, f->kind, result));
   return split_and_move(e, f, f->place, &kept, *result, result);
 }
 
+/* Finds an earlier result, or returns NULL. */
+static fetched *find_fetched(const expansion *e, const fetching *f) {
+  for (fetched *old = e->p->values[f->value].fetched; old; old = old->next)
+    if (old->kind == f->kind && !memcmp(&old->place, f->place, sizeof *f->place) &&
+        mpg_layout_equal(f->mesh, &old->layout, f->want))
+      return old;
+  return NULL;
+}
+
+static mpg_status keep_fetched(expansion *e, const fetching *f, mpg_value value) {
+  mpg_part_value *own = &e->p->values[f->value];
+  fetched *made = mpg_arena_alloc(&e->p->arena, sizeof *made);
+  if (!made) return mpg_out_of_host_memory(sizeof *made);
+  *made = (fetched){own->fetched, *f->want, *f->place, f->kind, value};
+  own->fetched = made;
+  return MPG_OK;
+}
+
+/* Fetches a value that is the same at several places through a tree over these places. Values have
+ * trees of their own even if their pieces are the same, because the gradients of each are added up
+ * before their sums are. */
+static mpg_status fetch_shared(expansion *e, const fetching *f, const mpg_coordinates *from,
+                               mpg_value *result) {
+  bool along[MPG_MESH_AXES];
+  for (int m = 0; m < f->mesh->num_axes; m++) along[m] = !f->want->cuts[m].on;
+  const mpg_box leaf = mpg_box_around(f->mesh, (bool[MPG_MESH_AXES]){false}, f->place);
+  fetching g = *f;
+  g.all = g.box = mpg_box_around(f->mesh, along, f->place);
+  g.kind = FETCH_TREE;
+  g.place = &g.all.begin;
+  if (!find_fetched(e, &g)) MPG_TRY(keep_fetched(e, &g, MPG_NO_VALUE));
+  g.tree = find_fetched(e, &g);
+  while (!mpg_box_on_one_device(f->mesh, &g.box)) mpg_box_narrow(&g.box, f->place);
+  g.kind = FETCH_BOX;
+  g.place = &g.box.begin;
+  if (!find_fetched(e, &g)) {
+    mpg_coordinates at = *from;
+    MPG_TRY(collect(e, &g, 0, &at, result));
+    MPG_TRY(keep_fetched(e, &g, *result));
+  }
+  mpg_value shared = find_fetched(e, &g)->value;
+  return mpg_tree_fan(e, f->mesh, g.tree, shared, &g.box, &leaf, false, result);
+}
+
 static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
-                        const mpg_coordinates *place, mpg_value *result) {
+                        const mpg_coordinates *place, fetch_kind kind, mpg_value *result) {
   mpg_part_value *own = &e->p->values[value];
-  fetching f = {.value = value, .mesh = e->p->mesh_of[value], .want = want, .place = place};
+  fetching f = {
+      .value = value, .mesh = e->p->mesh_of[value], .want = want, .place = place, .kind = kind};
   if (!f.mesh) {
     *result = own->pieces[0];
     return MPG_OK;
   }
-  for (fetched *old = own->fetched; old; old = old->next)
-    if (!memcmp(&old->place, place, sizeof *place) &&
-        mpg_layout_equal(f.mesh, &old->layout, want)) {
-      *result = old->value;
-      return MPG_OK;
-    }
+  if (!f.mesh->tree) f.kind = FETCH_ALL;
+  const fetched *old = find_fetched(e, &f);
+  if (old) {
+    *result = old->value;
+    return MPG_OK;
+  }
   mpg_coordinates from = {{0}};
-  bool apart = true, gathers = false, splits = false;
+  bool apart = true, gathers = false, splits = false, shared = false;
   size_t before = e->bytes;
   for (int m = 0; m < f.mesh->num_axes; m++) {
     const mpg_cut *have = &own->layout.cuts[m], *wanted = &want->cuts[m];
+    shared |= f.kind == FETCH_PLACE && !wanted->on && f.mesh->axes[m].size > 1;
     if (mpg_cut_equal(f.mesh, m, have, wanted)) {
       if (have->on) from.at[m] = place->at[m];
       continue;
@@ -291,7 +333,9 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
    * of it is only in memory while it is used. */
   uint32_t region = e->target->recompute_region;
   if (own->stored) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
-  MPG_TRY(apart ? collect(e, &f, 0, &from, result) : fetch_then_split(e, &f, result));
+  MPG_TRY(!apart   ? fetch_then_split(e, &f, result)
+          : shared ? fetch_shared(e, &f, &from, result)
+                   : collect(e, &f, 0, &from, result));
   e->target->recompute_region = region;
   report_move(e,
               gathers && splits ? "all_to_all"
@@ -299,11 +343,7 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
               : splits          ? "scatter"
                                 : "copy",
               value, before);
-  fetched *made = mpg_arena_alloc(&e->p->arena, sizeof *made);
-  if (!made) return mpg_out_of_host_memory(sizeof *made);
-  *made = (fetched){own->fetched, *want, *place, *result};
-  own->fetched = made;
-  return MPG_OK;
+  return keep_fetched(e, &f, *result);
 }
 
 /* --- Nodes ------------------------------------------------------------------------------------ */
@@ -358,7 +398,7 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
     descs[i] = whole;
     descs[i].shape = mpg_layout_shape(mesh, &layout, place, &whole.shape);
     if (i >= node->num_inputs) continue;
-    MPG_TRY(fetch(e, mpg_value_index(graph, operand), &layout, place, &inputs[i]));
+    MPG_TRY(fetch(e, mpg_value_index(graph, operand), &layout, place, FETCH_PLACE, &inputs[i]));
     if (zero) MPG_TRY(emit(e, MPG_OP_zeros_like, NULL, &inputs[i], 1, &inputs[i]));
   }
   MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, params));
@@ -394,6 +434,69 @@ static mpg_status emit_combination(expansion *e, mpg_factor_kind kind, const mpg
   return emit(e, kind == MPG_FACTOR_MAX ? MPG_OP_max : MPG_OP_min, &along, result, 1, result);
 }
 
+/* The partial results along an axis of the mesh, at the other coordinates of `place`. */
+typedef struct partial_results {
+  const mpg_mesh *mesh;
+  int axis;
+  mpg_factor_kind kind;
+  const mpg_cut *target;    /* the cut of the result; may be off */
+  const mpg_layout *layout; /* of the partial results */
+  mpg_coordinates place;
+  mpg_value *values; /* per coordinate along the axis */
+  mpg_value *sums;   /* trees: the sums of neighbors on one device, at their first coordinate */
+} partial_results;
+
+/* Moves the wanted part of a partial result from place k to the device of place `to`. */
+static mpg_status move_partial(expansion *e, const partial_results *r, mpg_value value, int k,
+                               int to, mpg_value *result) {
+  mpg_coordinates at = r->place, destination = r->place;
+  at.at[r->axis] = k;
+  destination.at[r->axis] = to;
+  *result = value;
+  if (r->target->on) {
+    mpg_value *parts;
+    mpg_digit digit = mpg_layout_digit(r->mesh, r->layout, &at, r->target);
+    MPG_TRY(emit_split(e, r->mesh, r->axis, r->target, &digit, value, &parts));
+    *result = parts[to];
+  }
+  return mpg_expand_move(e, *result, mpg_mesh_device(r->mesh, &destination), false, result);
+}
+
+/* Combines the partial results on the device of place `to`, in the order of the places. */
+static mpg_status combine_in_order(expansion *e, const partial_results *r, int to,
+                                   mpg_value *result) {
+  int count = r->mesh->axes[r->axis].size;
+  mpg_value *parts = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *parts);
+  if (!parts) return mpg_out_of_host_memory((size_t)count * sizeof *parts);
+  for (int k = 0; k < count; k++) MPG_TRY(move_partial(e, r, r->values[k], k, to, &parts[k]));
+  return emit_combination(e, r->kind, parts, count, result);
+}
+
+/* Adds up the partial results of the places [begin, end) by a tree. Neighbors on one device are
+ * added before their sum is split, once for all parts. */
+static mpg_status combine_by_tree(expansion *e, const partial_results *r, int begin, int end,
+                                  int to, bool whole, mpg_value *result) {
+  mpg_coordinates place = r->place;
+  place.at[r->axis] = begin;
+  mpg_box box = {place, place};
+  for (int m = 0; m < r->mesh->num_axes; m++) box.end.at[m]++;
+  box.end.at[r->axis] = end;
+  if (!whole && mpg_box_on_one_device(r->mesh, &box)) {
+    if (!mpg_has_value(r->sums[begin]))
+      MPG_TRY(combine_by_tree(e, r, begin, end, to, true, &r->sums[begin]));
+    return move_partial(e, r, r->sums[begin], begin, to, result);
+  }
+  if (end - begin == 1) {
+    *result = r->values[begin];
+    return MPG_OK;
+  }
+  int middle = mpg_tree_middle(begin, end);
+  mpg_value halves[2];
+  MPG_TRY(combine_by_tree(e, r, begin, middle, to, whole, &halves[0]));
+  MPG_TRY(combine_by_tree(e, r, middle, end, to, whole, &halves[1]));
+  return emit_combination(e, r->kind, halves, 2, result);
+}
+
 /* Adds up (or compares) the partial results along an axis of the mesh. `pieces` has the partial
  * result of each place, and receives the results. `layout` is the layout of the results so far, and
  * they are partial along the axes in `partial`. */
@@ -404,33 +507,33 @@ static mpg_status combine(expansion *e, const mpg_mesh *mesh, int axis, mpg_fact
   bool others[MPG_MESH_AXES];
   for (int m = 0; m < MPG_MESH_AXES; m++)
     others[m] = m != axis && (layout->cuts[m].on || partial[m]);
-  mpg_value *parts = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *parts);
-  mpg_value *sums = mpg_arena_alloc(&e->p->arena, (size_t)count * sizeof *sums);
-  if (!parts || !sums) return mpg_out_of_host_memory((size_t)count * sizeof *parts);
-  mpg_coordinates place = {{0}};
+  mpg_value *values = mpg_arena_alloc(&e->p->arena, 3 * (size_t)count * sizeof *values);
+  if (!values) return mpg_out_of_host_memory(3 * (size_t)count * sizeof *values);
+  mpg_value *results = values + count;
+  partial_results r = {.mesh = mesh,
+                       .axis = axis,
+                       .kind = kind,
+                       .target = target,
+                       .layout = layout,
+                       .values = values,
+                       .sums = results + count};
   do {
-    for (int to = 0; to < (target->on ? count : 1); to++) {
-      place.at[axis] = to;
-      mpg_device_id device = mpg_mesh_device(mesh, &place);
-      for (int k = 0; k < count; k++) {
-        place.at[axis] = k;
-        parts[k] = pieces[mpg_mesh_index(mesh, &place)];
-        if (target->on) {
-          mpg_value *cut;
-          mpg_digit digit = mpg_layout_digit(mesh, layout, &place, target);
-          MPG_TRY(emit_split(e, mesh, axis, target, &digit, parts[k], &cut));
-          parts[k] = cut[to];
-        }
-        MPG_TRY(emit_move(e, parts[k], device, false, &parts[k]));
-      }
-      MPG_TRY(emit_combination(e, kind, parts, count, &sums[to]));
-    }
     for (int k = 0; k < count; k++) {
+      mpg_coordinates place = r.place;
       place.at[axis] = k;
-      pieces[mpg_mesh_index(mesh, &place)] = k == 0 || target->on ? sums[k] : MPG_NO_VALUE;
+      values[k] = pieces[mpg_mesh_index(mesh, &place)];
+      r.sums[k] = MPG_NO_VALUE;
     }
-    place.at[axis] = 0;
-  } while (mpg_coordinates_next(mesh, others, &place));
+    for (int to = 0; to < (target->on ? count : 1); to++)
+      MPG_TRY(mesh->tree && kind == MPG_FACTOR_SUM
+                  ? combine_by_tree(e, &r, 0, count, to, false, &results[to])
+                  : combine_in_order(e, &r, to, &results[to]));
+    for (int k = 0; k < count; k++) {
+      mpg_coordinates place = r.place;
+      place.at[axis] = k;
+      pieces[mpg_mesh_index(mesh, &place)] = k == 0 || target->on ? results[k] : MPG_NO_VALUE;
+    }
+  } while (mpg_coordinates_next(mesh, others, &r.place));
   layout->cuts[axis] = *target;
   return MPG_OK;
 }
@@ -530,7 +633,8 @@ static mpg_status expand_annotation(expansion *e, uint32_t n) {
   for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = own->layout.cuts[m].on;
   mpg_coordinates place = {{0}};
   do {
-    MPG_TRY(fetch(e, input, &own->layout, &place, &own->pieces[mpg_mesh_index(mesh, &place)]));
+    MPG_TRY(fetch(e, input, &own->layout, &place, FETCH_ALL,
+                  &own->pieces[mpg_mesh_index(mesh, &place)]));
   } while (mpg_coordinates_next(mesh, axes, &place));
   return MPG_OK;
 }
@@ -545,7 +649,7 @@ static mpg_status take_over(expansion *e, uint32_t n) {
     inputs[i] = mpg_node_inputs(graph, node)[i];
     if (mpg_has_value(inputs[i]))
       MPG_TRY(fetch(e, mpg_value_index(graph, inputs[i]), &(mpg_layout){{{0}}},
-                    &(mpg_coordinates){{0}}, &inputs[i]));
+                    &(mpg_coordinates){{0}}, FETCH_ALL, &inputs[i]));
   }
   uint32_t number;
   MPG_TRY(mpg_graph_append(e->target, graph, n, inputs, &number));
@@ -597,6 +701,6 @@ mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target) {
   if (!outputs) return mpg_out_of_host_memory(graph->num_outputs * sizeof *outputs);
   for (size_t i = 0; i < graph->num_outputs; i++)
     MPG_TRY(fetch(&e, mpg_value_index(graph, graph->outputs[i]), &(mpg_layout){{{0}}},
-                  &(mpg_coordinates){{0}}, &outputs[i]));
+                  &(mpg_coordinates){{0}}, FETCH_ALL, &outputs[i]));
   return mpg_graph_set_outputs(target, outputs, graph->num_outputs);
 }

@@ -67,8 +67,9 @@ mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   mesh->num_devices = mpg_collective_places(list, places, MPG_MAX_SPANNED);
   mesh->devices = places;
   mesh->exact = more && strcmp(more, ";exact") == 0;
-  bool valid = mesh->num_devices == count && mesh->num_axes && (!more || mesh->exact);
-  for (int i = 0; valid && i < count; i++)
+  mesh->tree = more && strcmp(more, ";tree") == 0;
+  bool valid = mesh->num_devices == count && mesh->num_axes && (!more || mesh->exact || mesh->tree);
+  for (int i = 0; valid && !mesh->tree && i < count; i++)
     for (int k = 0; k < i; k++) valid &= !mpg_device_id_equal(places[i], places[k]);
   for (int m = 0; valid && m < mesh->num_axes; m++)
     valid = mpg_mesh_find(mesh, mesh->axes[m].name, strlen(mesh->axes[m].name)) == m;

@@ -33,6 +33,9 @@ typedef struct mpg_mesh {
   mpg_mesh_axis axes[MPG_MESH_AXES];
   const mpg_device_id *devices; /* the last axis varies fastest */
   bool exact;                   /* refuse cuts that change bits */
+  /* Sums over the parts are binary trees, whose shape depends on the sizes of the axes only. A
+   * device may then be at several places of the mesh. */
+  bool tree;
 } mpg_mesh;
 
 typedef struct mpg_cut {
@@ -50,7 +53,7 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
 } mpg_coordinates;
 
 /* Parses "data=2,model=2;cpu(0),cpu(1),cpu(2),cpu(3)", where a size may be a list of weights
- * ("shard=3:1"), optionally followed by ";exact". `text` is interned. */
+ * ("shard=3:1"), optionally followed by ";exact" or ";tree". `text` is interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
 int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length); /* index, or -1 */
 int mpg_mesh_index(const mpg_mesh *mesh, const mpg_coordinates *place);   /* in mesh->devices */
@@ -65,6 +68,9 @@ static inline int64_t mpg_mesh_count(const mpg_mesh *mesh, int axis, int64_t siz
 /* True if every part of `size` indices has at least one index. */
 bool mpg_mesh_divides(const mpg_mesh *mesh, int axis, int64_t size);
 
+static inline bool mpg_digit_equal(const mpg_digit *a, const mpg_digit *b) {
+  return a->axis == b->axis && a->outer == b->outer && a->inner == b->inner;
+}
 bool mpg_layout_divided(const mpg_layout *layout);
 /* True if two cuts along an axis of the mesh give the same parts. */
 bool mpg_cut_equal(const mpg_mesh *mesh, int axis, const mpg_cut *a, const mpg_cut *b);

@@ -131,10 +131,10 @@ static mpg_status run(mpg_partitioning *p, mpg_graph *target) {
   return mpg_partition_expand(p, target);
 }
 
-mpg_status mpg_graph_partition(const mpg_partition_request *request, bool *changed) {
+mpg_status mpg_graph_partition(const mpg_partition_request *request, mpg_partition_result *result) {
   mpg_graph *graph = request->graph, target;
-  *changed = mpg_graph_names_mesh(graph);
-  if (!*changed) return MPG_OK;
+  *result = (mpg_partition_result){.changed = mpg_graph_names_mesh(graph)};
+  if (!result->changed) return MPG_OK;
   mpg_partitioning p = {.request = request, .graph = graph};
   mpg_status status = MPG_OK;
   mpg_graph_init(&target);
@@ -149,6 +149,7 @@ mpg_status mpg_graph_partition(const mpg_partition_request *request, bool *chang
   MPG_GOTO(run(&p, &target));
   for (size_t i = 0; i < request->num_inputs; i++)
     request->inputs[i] = p.values[mpg_value_index(graph, request->inputs[i])].pieces[0];
+  for (int i = 0; i < p.num_meshes; i++) result->trees |= p.meshes[i].tree;
   mpg_graph former = *graph;
   *graph = target;
   target = former;

@@ -32,10 +32,14 @@ typedef struct mpg_partition_request {
   mpg_text *report;
 } mpg_partition_request;
 
+typedef struct mpg_partition_result {
+  bool changed; /* an annotation of the graph names a mesh */
+  bool trees;   /* sums over the parts are trees */
+} mpg_partition_result;
+
 /* True if the graph has annotations that name a mesh. */
 bool mpg_graph_names_mesh(const mpg_graph *graph);
-/* Sets *changed to false if no annotation of the graph names a mesh. */
-mpg_status mpg_graph_partition(const mpg_partition_request *request, bool *changed);
+mpg_status mpg_graph_partition(const mpg_partition_request *request, mpg_partition_result *result);
 
 /* --- Internal to the pass --------------------------------------------------------------------- */
 /* How a node is divided along an axis of the mesh: the factor of its rule (-1: not divided), and

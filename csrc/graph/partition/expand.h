@@ -1,0 +1,52 @@
+/* Internal to the partitioning pass: shared by expand.c and tree.c. */
+#ifndef MPG_GRAPH_PARTITION_EXPAND_H
+#define MPG_GRAPH_PARTITION_EXPAND_H
+
+#include "graph/partition/partition.h"
+
+enum { MPG_FAN_BUCKETS = 256 };
+
+typedef struct mpg_expansion {
+  mpg_partitioning *p;
+  mpg_graph *target;
+  struct mpg_split_value *splits;
+  struct mpg_fan *fans[MPG_FAN_BUCKETS];
+  size_t bytes; /* copied between devices so far, in the forward pass */
+} mpg_expansion;
+
+/* Copies a value of the target to a device, unless it is there already. */
+static inline mpg_status mpg_expand_move(mpg_expansion *e, mpg_value value, mpg_device_id device,
+                                         bool paced, mpg_value *result) {
+  const mpg_graph_value from = *mpg_graph_at(e->target, value);
+  *result = value;
+  if (mpg_device_id_equal(from.device, device)) return MPG_OK;
+  e->bytes += mpg_desc_bytes(&from.desc);
+  mpg_copyto_params params;
+  mpg_params_defaults(&mpg_copyto_table, &params);
+  params.ctx = device;
+  params.paced = paced;
+  return mpg_graph_emit(e->target, mpg_op_get(MPG_OP__copyto), &params, &value, 1, value, result);
+}
+
+/* --- Trees (tree.c) --------------------------------------------------------------------------- */
+/* The places [begin, end) of a mesh. */
+typedef struct mpg_box {
+  mpg_coordinates begin, end;
+} mpg_box;
+
+/* Returns where the first half of the places [begin, end) ends: they are divided like the leaves of
+ * a binary tree. */
+int mpg_tree_middle(int begin, int end);
+/* Returns the box of the places that differ from `place` along the axes in `along` only. */
+mpg_box mpg_box_around(const mpg_mesh *mesh, const bool *along, const mpg_coordinates *place);
+/* Narrows a box to the half with `place`. Returns false if it has one place. */
+bool mpg_box_narrow(mpg_box *box, const mpg_coordinates *place);
+bool mpg_box_on_one_device(const mpg_mesh *mesh, const mpg_box *box);
+
+/* Makes a value available at the places of `to`, a half of a half ... of `from`. Each box on the
+ * way has a copy or view of the value, so that the gradient adds up the halves of each box. Calls
+ * with the same `tree` share the boxes. */
+mpg_status mpg_tree_fan(mpg_expansion *e, const mpg_mesh *mesh, const void *tree, mpg_value value,
+                        const mpg_box *from, const mpg_box *to, bool paced, mpg_value *result);
+
+#endif
