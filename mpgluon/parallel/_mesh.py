@@ -363,6 +363,7 @@ class Mesh:
         partition: str = "fast",
         sums: str = "order",
         leaves: int | dict[str, int] = 4,
+        context: str = "gather",
     ) -> Block:
         """Divides a hybridized network over the devices of the mesh.
 
@@ -402,6 +403,12 @@ class Mesh:
         leaves : int or dict of str to int, default 4
             Number of leaves of each axis of the mesh, for ``sums='tree'``; at least the number of
             devices. More leaves mean more and smaller calls of each operator.
+        context : {'gather', 'ulysses'}, default 'gather'
+            How attention is computed if its sequences are cut along time (context parallelism).
+            'gather' computes the rows of a part of the queries on each device, and gathers keys
+            and values there. 'ulysses' computes a part of the heads on each device: an all-to-all
+            cuts queries, keys and values along heads, and another one cuts the results along time.
+            It needs at least one key head for each device.
 
         Returns
         -------
@@ -411,7 +418,7 @@ class Mesh:
         Raises
         ------
         ValueError
-            If a pattern matches nothing, names an unknown axis, or a dimension is too small.
+            If an option is unknown, a pattern matches nothing, names an unknown axis, or a dimension is too small.
         MXNetError
             If the network contains Blocks that are not HybridBlocks, is partitioned or placed
             already, has parameters of unknown shapes, or if devices belong to ranks.
@@ -442,6 +449,11 @@ class Mesh:
                 "not the bits of a network that is not partitioned, which partition='exact' asks "
                 "for; choose one of them"
             )
+        if context not in ("gather", "ulysses"):
+            reason = " (ring attention is not implemented)" if context == "ring" else ""
+            raise ValueError(
+                f"Mesh.partition: context must be 'gather' or 'ulysses', not {context!r}{reason}"
+            )
         if self.size("stage") > 1 or placement(net) is not None:
             raise MXNetError(
                 "Mesh.partition: a network with stages (Mesh.place, or an axis 'stage') cannot be "
@@ -455,7 +467,7 @@ class Mesh:
             )
         refuse_inner(net, "Mesh.partition", self)
         mesh = self._with_leaves(leaves) if sums == "tree" else self
-        divide_network(mesh, net, plan, "tree" if sums == "tree" else partition)
+        divide_network(mesh, net, plan, "tree" if sums == "tree" else partition, context)
         return net
 
     def _with_leaves(self, leaves):

@@ -154,15 +154,15 @@ def _concatenated(pieces, family):
     return nd.concat(*split, dim=axis + 1).reshape(shape)
 
 
-def mesh_text(mesh: Any, mode: str) -> str:
+def mesh_text(mesh: Any, mode: str, context: str) -> str:
     """Returns the text form of a mesh, which the compiler parses (csrc/graph/partition/mesh.h)."""
     names = [
         f"{axis}={':'.join(map(str, mesh.weights[axis])) if axis in mesh.weights else size}"
         for axis, size in mesh.axes.items()
         if axis != "stage"
     ]
-    ending = "" if mode == "fast" else f";{mode}"
-    return f"{','.join(names)};{','.join(map(str, mesh.devices))}{ending}"
+    options = [option for option in (mode, context) if option not in ("fast", "gather")]
+    return ";".join([",".join(names), ",".join(map(str, mesh.devices)), *options])
 
 
 def _fits(mesh, axis, size):
@@ -302,7 +302,9 @@ def _values_to(param, family):
             part.finish_deferred_init()
 
 
-def partition(mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, mode: str) -> None:
+def partition(
+    mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, mode: str, context: str
+) -> None:
     """See `Mesh.partition`. `mode` is 'fast', 'exact' or 'tree'."""
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     for path, block in blocks.items():
@@ -315,7 +317,7 @@ def partition(mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, mode: st
             raise MXNetError(f"Mesh.partition: '{path or net.name}' is partitioned already")
     work = _Plan(mesh, net, plan)
     by_path = parameters_by_path(net)
-    home, text = mesh.devices[0], mesh_text(mesh, mode)
+    home, text = mesh.devices[0], mesh_text(mesh, mode, context)
     cuts: dict[Any, Cut] = {}
     for path, (entries, stored) in work.parameters.items():
         param = by_path[path]

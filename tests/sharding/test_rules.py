@@ -304,7 +304,20 @@ ROWS = [
         {},
         "(b,t,.),(.,.),(b,t)->(b,t),(b,t),(b,t)",
     ),
-    ("_contrib_rotary", [(2, 3, 4, 8)], {}, "(b,.,h,.)->(b,.,h,.)"),
+    ("_contrib_rotary", [(2, 5, 4, 8)], {}, "(b,t,h,.)->(b,t,h,.)"),
+    (
+        "_contrib_rotary",
+        [(2, 4, 5, 8)],
+        {"layout": "bhtd", "start": 3, "scaling": "linear", "factor": 2.0},
+        "(b,h,t,.)->(b,h,t,.)",
+    ),
+    ("_arange", [], {"start": 3, "stop": 17, "step": 2}, "->(t)"),
+    ("_arange", [], {"start": 7}, "->(t)"),
+    ("_arange", [], {"start": 0, "stop": 1, "step": 0.1}, "->(.)"),
+    ("_contrib_arange_like", [(2, 5, 3)], {"axis": 1}, "(b,t,c)->(t)"),
+    ("_contrib_arange_like", [(5,)], {"start": -4, "step": 3}, "(t)->(t)"),
+    ("_contrib_arange_like", [(5,)], {"step": 0.3}, "(.)->(.)"),
+    ("_contrib_arange_like", [(2, 5)], {"axis": -1, "repeat": 2}, "(b,.)->(.)"),
     (
         "_contrib_rotary",
         [(2, 3, 4, 8), (2, 3)],
@@ -321,7 +334,19 @@ ROWS = [
         "_head_attention",
         [(2, 2, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), (2, 1, 5, 7)],
         {"keys": 7, "layout": "bhtd", "causal": True, "use_mask": True},
-        "(b,h,.,.),(b,h,.,.),(b,h,.,d),(b,1,.,.)->(b,h,.,d),(b,h,.,.)",
+        "(b,h,t,.),(b,h,.,.),(b,h,.,d),(b,1,t,.)->(b,h,t,d),(b,h,.,t)",
+    ),
+    (
+        "_head_attention",
+        [(2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6)],
+        {"keys": 7, "causal": True, "window": 3},
+        "(b,t,h 2,.),(b,.,h,.),(b,.,h,d)->(b,t,h 2,d),(b,h 2,.,t)",
+    ),
+    (
+        "_head_attention",
+        [(2, 7, 4, 8), (2, 5, 4, 8), (2, 5, 4, 6)],
+        {"keys": 5, "window": 6},
+        "(b,t,h,.),(b,.,h,.),(b,.,h,d)->(b,t,h,d),(b,h,.,t)",
     ),
     ("LeakyReLU", [(2, 3, 4), (3,)], {"act_type": "prelu"}, "(b,c,w),(c)->(b,c,w)"),
     ("SoftmaxOutput", [(2, 3), (2,)], {}, "(b,.),(b)->(b,.)"),
@@ -378,7 +403,7 @@ def sample_of(name, shapes, params):
         for i, shape in enumerate(shapes)
     ]
     grad = [i for i in range(len(shapes)) if i not in written | indices]
-    if name in ("argmax", "one_hot"):  # no gradient
+    if name in ("argmax", "one_hot", "_contrib_arange_like"):  # no gradient
         grad = False
     if name == "_head_attention":  # the mask has no gradient
         grad = grad[:3]
@@ -423,6 +448,14 @@ LARGE = [
     ("InstanceNorm", [(33, 40, 50), (40,), (40,)], {}),
     ("Pooling", [(5, 30, 20, 20)], {"kernel": (3, 3), "pool_type": "avg"}),
     ("_head_attention", [(5, 40, 8, 32), (5, 50, 4, 32), (5, 50, 4, 32)], {"keys": 50}),
+    *(
+        (
+            "_head_attention",
+            [(2, 300, 4, 32), (2, 320, 2, 32), (2, 320, 2, 32)],
+            {"keys": 320, **options},
+        )
+        for options in ({}, {"causal": True}, {"window": 130}, {"causal": True, "window": 130})
+    ),
     ("_contrib_linear_cross_entropy", [(50, 40), (70, 40), (50,)], {}),
     ("_softmax_ce", [(50, 40), (50,)], {}),
     ("_linalg_trsm", [(3, 40, 40), (3, 40, 50)], {}),
@@ -434,7 +467,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("name, shapes, params", LARGE, ids=[row[0] for row in LARGE])
+@pytest.mark.parametrize("name, shapes, params", LARGE)
 def test_larger_parts_keep_bits(name, shapes, params):
     sample, arrays = sample_of(name, shapes, params)
     factors = factors_of(name, arrays, params)

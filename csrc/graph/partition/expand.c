@@ -358,14 +358,13 @@ static mpg_status new_pieces(expansion *e, uint32_t value) {
   return MPG_OK;
 }
 
-/* Returns the part of the draw that the node draws for a cut along axis m of the mesh. The draw has
- * the shape of the first output. */
+/* Returns the part of the draw that the node draws for a cut along axis m of the mesh. */
 static mpg_random_part drawn_part(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh,
                                   int m, const mpg_coordinates *place) {
-  const mpg_node *node = &p->graph->nodes[n];
-  const mpg_shape *drawn = &p->graph->values[node->values].desc.shape;
-  mpg_cut cut = mpg_part_cut(&p->nodes[n], m, (int)node->num_inputs);
-  int64_t inner = cut.digit.inner * mpg_shape_product(drawn, cut.digit.axis + 1, drawn->ndim);
+  const mpg_part_node *part = &p->nodes[n];
+  const mpg_shape drawn = mpg_sharding_drawn_shape(&part->rule);
+  mpg_cut cut = mpg_part_cut_of(&part->cuts[m], &part->rule.factors[part->cuts[m].factor].drawn);
+  int64_t inner = cut.digit.inner * mpg_shape_product(&drawn, cut.digit.axis + 1, drawn.ndim);
   int64_t begin = mpg_mesh_begin(mesh, m, cut.size, place->at[m]),
           count = mpg_mesh_count(mesh, m, cut.size, place->at[m]);
   return (mpg_random_part){.position = (uint64_t)(begin * inner),
@@ -382,8 +381,9 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
   uint32_t count = node->num_inputs + node->num_outputs;
   mpg_value *inputs = mpg_arena_alloc(&e->p->arena, node->num_inputs * sizeof *inputs + 1);
   mpg_desc *descs = mpg_arena_alloc(&e->p->arena, count * sizeof *descs + 1);
+  mpg_shape *begins = mpg_arena_alloc(&e->p->arena, count * sizeof *begins + 1);
   void *params = mpg_arena_alloc(&e->p->arena, node->op->params->size + 1);
-  if (!inputs || !descs || !params) return mpg_out_of_host_memory(count * sizeof *descs);
+  if (!inputs || !descs || !begins || !params) return mpg_out_of_host_memory(count * sizeof *descs);
   for (uint32_t i = 0; i < count; i++) {
     mpg_layout layout = {{{0}}};
     mpg_value operand = i < node->num_inputs ? mpg_node_inputs(graph, node)[i]
@@ -397,11 +397,12 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
     const mpg_desc whole = mpg_graph_at(graph, operand)->desc;
     descs[i] = whole;
     descs[i].shape = mpg_layout_shape(mesh, &layout, place, &whole.shape);
+    begins[i] = mpg_layout_begin(mesh, &layout, place, whole.shape.ndim);
     if (i >= node->num_inputs) continue;
     MPG_TRY(fetch(e, mpg_value_index(graph, operand), &layout, place, FETCH_PLACE, &inputs[i]));
     if (zero) MPG_TRY(emit(e, MPG_OP_zeros_like, NULL, &inputs[i], 1, &inputs[i]));
   }
-  MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, params));
+  MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, begins, params));
   if (mpg_node_flag(node, MPG_OP_COPY))
     ((mpg_copyto_params *)params)->ctx = mpg_mesh_device(mesh, place);
   mpg_value like = node->num_inputs ? inputs[0] : MPG_NO_VALUE;

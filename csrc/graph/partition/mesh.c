@@ -43,6 +43,15 @@ static mpg_status parse_axis(const char *text, const char *begin, const char *en
   return axis->weights ? MPG_OK : mpg_out_of_host_memory((size_t)count * sizeof *weights);
 }
 
+/* Sets *option if the option `name` is next in a mesh's text, and skips it. */
+static bool takes(const char **text, const char *name, bool *option) {
+  size_t length = strlen(name);
+  bool found = !strncmp(*text, name, length) && ((*text)[length] == ';' || !(*text)[length]);
+  if (found) *text += length;
+  *option |= found;
+  return found;
+}
+
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   *mesh = (mpg_mesh){.text = text};
   const char *devices = strchr(text, ';'), *at = text;
@@ -66,9 +75,10 @@ mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   list[length] = 0;
   mesh->num_devices = mpg_collective_places(list, places, MPG_MAX_SPANNED);
   mesh->devices = places;
-  mesh->exact = more && strcmp(more, ";exact") == 0;
-  mesh->tree = more && strcmp(more, ";tree") == 0;
-  bool valid = mesh->num_devices == count && mesh->num_axes && (!more || mesh->exact || mesh->tree);
+  while (more && (takes(&more, ";exact", &mesh->exact) || takes(&more, ";tree", &mesh->tree) ||
+                  takes(&more, ";ulysses", &mesh->ulysses)))
+    ;
+  bool valid = mesh->num_devices == count && mesh->num_axes && (!more || !*more);
   for (int i = 0; valid && !mesh->tree && i < count; i++)
     for (int k = 0; k < i; k++) valid &= !mpg_device_id_equal(places[i], places[k]);
   for (int m = 0; valid && m < mesh->num_axes; m++)
@@ -169,6 +179,19 @@ mpg_digit mpg_layout_digit(const mpg_mesh *mesh, const mpg_layout *layout,
       digit.inner = digit.inner / other->size * count;
   }
   return digit;
+}
+
+mpg_shape mpg_layout_begin(const mpg_mesh *mesh, const mpg_layout *layout,
+                           const mpg_coordinates *place, int ndim) {
+  mpg_shape begin = {.ndim = ndim};
+  for (int m = 0; m < mesh->num_axes; m++) {
+    const mpg_cut *cut = &layout->cuts[m];
+    if (!cut->on || begin.dims[cut->digit.axis] < 0) continue;
+    int64_t first = mpg_mesh_begin(mesh, m, cut->size, place->at[m]) * cut->digit.inner;
+    bool contiguous = mpg_layout_digit(mesh, layout, place, cut).outer == 1;
+    begin.dims[cut->digit.axis] = contiguous ? begin.dims[cut->digit.axis] + first : -1;
+  }
+  return begin;
 }
 
 bool mpg_coordinates_next(const mpg_mesh *mesh, const bool *axes, mpg_coordinates *place) {

@@ -36,6 +36,7 @@ typedef struct mpg_mesh {
   /* Sums over the parts are binary trees, whose shape depends on the sizes of the axes only. A
    * device may then be at several places of the mesh. */
   bool tree;
+  bool ulysses;                 /* attention that is cut along time cuts heads instead */
 } mpg_mesh;
 
 typedef struct mpg_cut {
@@ -53,7 +54,8 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
 } mpg_coordinates;
 
 /* Parses "data=2,model=2;cpu(0),cpu(1),cpu(2),cpu(3)", where a size may be a list of weights
- * ("shard=3:1"), optionally followed by ";exact" or ";tree". `text` is interned. */
+ * ("shard=3:1"), optionally followed by ";exact" or ";tree", and by ";ulysses". `text` is
+ * interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
 int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length); /* index, or -1 */
 int mpg_mesh_index(const mpg_mesh *mesh, const mpg_coordinates *place);   /* in mesh->devices */
@@ -82,6 +84,10 @@ bool mpg_layout_equal(const mpg_mesh *mesh, const mpg_layout *a, const mpg_layou
 /* Returns the shape of the part at a place. */
 mpg_shape mpg_layout_shape(const mpg_mesh *mesh, const mpg_layout *layout,
                            const mpg_coordinates *place, const mpg_shape *whole);
+/* Returns the index in the whole of the first element of a part along each axis. It is -1 if the
+ * part is not contiguous along the axis. */
+mpg_shape mpg_layout_begin(const mpg_mesh *mesh, const mpg_layout *layout,
+                           const mpg_coordinates *place, int ndim);
 /* Returns the digit that a cut covers within the part at a place of an array with this layout. The
  * cut itself, and cuts that are not apart from it, are not counted. */
 mpg_digit mpg_layout_digit(const mpg_mesh *mesh, const mpg_layout *layout,

@@ -87,6 +87,8 @@ static inline const mpg_mesh *mpg_part_mesh(const mpg_partitioning *p, const mpg
 /* Returns the cut of an operand that a cut of a node causes; off if the operand lacks the
  * factor. Operands are the inputs, then the outputs. */
 mpg_cut mpg_part_cut(const mpg_part_node *node, int axis, int operand);
+/* Returns the cut of an array whose digit `digit` has the node's factor. */
+mpg_cut mpg_part_cut_of(const mpg_node_cut *cut, const mpg_digit *digit);
 mpg_status mpg_partition_propagate(mpg_partitioning *p);
 mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target);
 

@@ -14,7 +14,10 @@
 mpg_cut mpg_part_cut(const mpg_part_node *node, int axis, int operand) {
   const mpg_node_cut *cut = &node->cuts[axis];
   if (!node->divided || cut->factor < 0) return (mpg_cut){0};
-  const mpg_digit *digit = &node->rule.factors[cut->factor].digits[operand];
+  return mpg_part_cut_of(cut, &node->rule.factors[cut->factor].digits[operand]);
+}
+
+mpg_cut mpg_part_cut_of(const mpg_node_cut *cut, const mpg_digit *digit) {
   if (digit->axis < 0) return (mpg_cut){0};
   return (mpg_cut){.on = true,
                    .digit = {.axis = digit->axis,
@@ -185,16 +188,19 @@ static mpg_status can_be_called(mpg_partitioning *p, const mpg_mesh *mesh, uint3
   size_t count = (size_t)rule->num_inputs + (size_t)rule->num_outputs;
   mpg_workspace space = {0};
   mpg_desc *descs = mpg_workspace_take(&space, count + 1, sizeof *descs);
+  mpg_shape *begins = mpg_workspace_take(&space, count + 1, sizeof *begins);
   char *params = mpg_workspace_take(&space, rule->op->params->size + 1, 1);
   mpg_status status = mpg_workspace_check(&space);
   for (size_t i = 0; status == MPG_OK && i < count; i++) {
     mpg_layout layout = {{{0}}};
     for (int m = 0; m < mesh->num_axes; m++) layout.cuts[m] = mpg_part_cut(part, m, (int)i);
+    const mpg_coordinates place = {{0}};
     descs[i] = rule->inputs[i]; /* the outputs follow the inputs */
-    descs[i].shape = mpg_layout_shape(mesh, &layout, &(mpg_coordinates){{0}}, &descs[i].shape);
+    begins[i] = mpg_layout_begin(mesh, &layout, &place, descs[i].shape.ndim);
+    descs[i].shape = mpg_layout_shape(mesh, &layout, &place, &descs[i].shape);
   }
   if (status == MPG_OK)
-    *can = mpg_sharding_localize(rule, descs, descs + rule->num_inputs, params) == MPG_OK;
+    *can = mpg_sharding_localize(rule, descs, descs + rule->num_inputs, begins, params) == MPG_OK;
   mpg_workspace_free(&space);
   return status;
 }
@@ -207,14 +213,7 @@ static bool may_count(const mpg_partitioning *p, uint32_t n, const mpg_factor *f
   for (int m = 0; m < MPG_MESH_AXES; m++)
     if (part->cuts[m].factor >= 0) counts |= part->rule.factors[part->cuts[m].factor].counts;
   if (!factor->counts) return !counts;
-  const mpg_node *node = &p->graph->nodes[n];
-  const mpg_sharding *rule = &part->rule;
-  const mpg_shape *last = &rule->outputs[rule->num_outputs - 1].shape,
-                  *first = rule->num_inputs ? &rule->inputs[0].shape : last;
-  mpg_shape drawn = mpg_op_drawn_shape(node->op, node->params, first, last);
-  return !part->divided && !p->request->micro_batches && mpg_node_flag(node, MPG_OP_DRAWS_ROWS) &&
-         factor->digits[rule->num_inputs].axis >= 0 &&
-         mpg_shape_equal(&drawn, &rule->outputs[0].shape);
+  return !part->divided && !p->request->micro_batches && factor->drawn.axis >= 0;
 }
 
 /* --- Sweeps ----------------------------------------------------------------------------------- */
@@ -327,6 +326,53 @@ static bool is_written(const mpg_partitioning *p, uint32_t n) {
   return false;
 }
 
+/* --- Ulysses ---------------------------------------------------------------------------------- */
+
+static mpg_status exchange_fails(const mpg_partitioning *p, uint32_t n, const char *axis,
+                                 int64_t heads) {
+  const mpg_node *node = &p->graph->nodes[n];
+  const char *path = mpg_scope_text(node->scope);
+  return mpg_fail(MPG_ERROR,
+                  "context='ulysses': %s%s%s cannot divide its %lld key heads over the devices "
+                  "along the mesh axis '%s'; use Mesh.partition(..., context='gather')",
+                  node->op->name, *path ? " in block " : "", path, (long long)heads, axis);
+}
+
+/* Divides a node along axis m of the mesh by the factor `instead` of its factor. The layouts of its
+ * operands stay, so that only this node needs them in another layout (an all-to-all). */
+static mpg_status exchange(mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh, int m) {
+  mpg_part_node *part = &p->nodes[n];
+  int instead = part->rule.factors[part->cuts[m].factor].instead;
+  if (instead < 0) return exchange_fails(p, n, mesh->axes[m].name, 1);
+  /* Cuts the digit that the other axes of the mesh leave. */
+  int64_t size = part->rule.factors[instead].size;
+  mpg_node_cut cut = {.factor = instead, .outer = 1, .size = size, .inner = 1};
+  for (int k = 0; k < MPG_MESH_AXES; k++) {
+    const mpg_node_cut *other = &part->cuts[k];
+    if (other->factor != instead || other->inner > cut.size) continue;
+    cut.outer = other->outer * other->size;
+    cut.size = other->inner;
+  }
+  bool can = false;
+  part->cuts[m] = cut;
+  if (mpg_mesh_divides(mesh, m, cut.size)) MPG_TRY(can_be_called(p, mesh, n, &can));
+  return can ? MPG_OK : exchange_fails(p, n, mesh->axes[m].name, size);
+}
+
+/* Divides heads instead of time. */
+static mpg_status exchange_all(mpg_partitioning *p) {
+  for (uint32_t n = 0; n < p->graph->num_nodes; n++) {
+    const mpg_part_node *part = &p->nodes[n];
+    const mpg_mesh *mesh = mpg_part_mesh(p, &p->graph->nodes[n]);
+    if (!part->divided || !mesh || !mesh->ulysses) continue;
+    for (int m = 0; m < mesh->num_axes; m++) {
+      int f = part->cuts[m].factor;
+      if (f >= 0 && part->rule.factors[f].exchanged) MPG_TRY(exchange(p, n, mesh, m));
+    }
+  }
+  return MPG_OK;
+}
+
 mpg_status mpg_partition_propagate(mpg_partitioning *p) {
   size_t count = p->graph->num_nodes;
   for (uint32_t n = 0; n < count; n++) {
@@ -343,5 +389,5 @@ mpg_status mpg_partition_propagate(mpg_partitioning *p) {
     for (uint32_t n = 0; n < count; n++) MPG_TRY(visit(p, n, true, &changed));
     for (uint32_t n = (uint32_t)count; n-- > 0;) MPG_TRY(visit(p, n, false, &changed));
   }
-  return MPG_OK;
+  return exchange_all(p);
 }

@@ -25,6 +25,7 @@ typedef struct mpg_attention_call {
   int64_t window; /* 0 if unlimited */
   bool causal, packed;
   bool empty_is_zero; /* rows that see no key give 0, else NaN */
+  int64_t later;      /* rows after these in the whole query */
   bool cached;        /* the rows are at positions lengths[b] to lengths[b] + rows - 1 */
 } mpg_attention_call;
 
@@ -117,7 +118,8 @@ static inline mpg_attention_call mpg_attention_read_heads(const mpg_kernel_call 
   if (p->use_mask) mpg_attention_set_mask(&a, &call->inputs[a.mask_input].desc.shape);
   a.scale = p->scale, a.softcap = p->softcap, a.p = p->p;
   a.causal = p->causal;
-  a.window = mpg_attention_window(p->window, a.rows, a.keys);
+  a.later = p->later;
+  a.window = mpg_attention_window(p->window, a.rows + a.later, a.keys);
   a.empty_is_zero = true;
   return a;
 }

@@ -21,6 +21,7 @@ enum { MPG_ROTARY_MOST_PAIRS = 256 };
 
 typedef struct mpg_rotary {
   int64_t batch, time, heads, size; /* size: features of a head */
+  int64_t start;                    /* the first position, if positions are not given */
   int64_t by_batch, by_time, by_head;
   int64_t positions_by_batch; /* 0 if all entries of the batch share the positions */
   int pairs;
@@ -72,6 +73,7 @@ static inline void mpg_rotary_make(const mpg_rotary_params *p, const mpg_shape *
   rotary->time = dims[heads_first ? 2 : 1];
   rotary->heads = dims[heads_first ? 1 : 2];
   rotary->size = dims[3];
+  rotary->start = p->start;
   rotary->by_batch = dims[1] * dims[2] * dims[3];
   rotary->by_time = heads_first ? dims[3] : dims[2] * dims[3];
   rotary->by_head = heads_first ? dims[2] * dims[3] : dims[3];

@@ -48,6 +48,11 @@ static bool reorders(const mpg_sharding *s, const mpg_factor *factor) {
       int64_t axis = ((const mpg_layer_norm_params *)s->params)->axis;
       return axis != -1 && axis != ndim - 1;
     }
+    /* The bits of a row depend neither on other rows nor on other heads. */
+    case MPG_OP__head_attention:
+    case MPG_OP__dropout_head_attention:
+      if (factor->digits[0].axis >= 0) return false;
+      break;
     case MPG_OP_Convolution:
     case MPG_OP_Deconvolution: return true;
   }

@@ -1,4 +1,7 @@
-/* Sharding rules of activations, convolutions, pooling, normalization, embeddings and attention. */
+/* Sharding rules of activations, convolutions, pooling, normalization, embeddings, attention and
+ * positions. */
+#include <math.h>
+
 #include "op/sharding/sharding.h"
 
 #define PARAMS(structure) const mpg_##structure##_params *p = s->params
@@ -180,8 +183,9 @@ static mpg_place of_mask(const mpg_sharding *s, const attention *a, int axis, in
   return mpg_place_if(present, mpg_in_digit(a->mask < 0 ? 0 : a->mask, own, 1, inner));
 }
 
-/* Adds the factors of the batch, the key heads, and the features of values. `pairs` is true if the
- * inputs 3 and 4 are further keys and values, which are the caches. */
+/* Adds the factors of the key heads, the batch, and the features of values. `pairs` is true if the
+ * inputs 3 and 4 are further keys and values, which are the caches. Features are not a factor of
+ * random calls, because all features of a value share the draws. */
 static mpg_status attend(mpg_sharding *s, const attention *a, bool pairs) {
   enum { QUERY, KEY, VALUE, KEYS, VALUES, MOST = 12 };
   int heads = 3 - a->time, count = 0, last = pairs ? VALUES : VALUE;
@@ -205,23 +209,123 @@ static mpg_status attend(mpg_sharding *s, const attention *a, bool pairs) {
   for (int i = last + 1; i <= a->batch_inputs; i++)
     if (i != a->mask) batch[count++] = mpg_in_axis(i, 0);
   MPG_TRY(mpg_sharding_places(s, MPG_FACTOR_PASS, count, batch));
+  if (mpg_sharding_draws(s)) return MPG_OK;
   return MPG_FACTOR(s, PASS, mpg_in_axis(VALUE, 3), mpg_place_if(pairs, mpg_in_axis(VALUES, 3)),
                     mpg_out_axis(s, 0, 3));
 }
 
-/* Rows of the query are a factor if each row sees all keys, apart from the mask and the lengths. */
+/* The rows of a part are followed by `later` further rows, which sets their positions. */
+static mpg_status localize_head_attention(const mpg_part_call *call, void *params) {
+  mpg_head_attention_params *p = params;
+  enum { BTHD };
+  int time = p->layout == BTHD ? 1 : 2;
+  int64_t whole = call->whole_inputs[0].shape.dims[time], rows = call->inputs[0].shape.dims[time],
+          begin;
+  if (rows == whole) return MPG_OK;
+  MPG_TRY(mpg_part_first(call, 0, time, &begin));
+  p->later += whole - rows - begin;
+  return MPG_OK;
+}
+
+/* Rows of the query see all keys, so only the query is cut along time. If context parallelism is
+ * Ulysses, heads are cut instead. */
 mpg_status mpg_sharding_head_attention(mpg_sharding *s) {
   PARAMS(head_attention);
   enum { BTHD };
   attention a = {.time = p->layout == BTHD ? 1 : 2,
                  .mask = p->use_mask ? 3 : -1,
                  .batch_inputs = s->num_inputs - 1};
+  s->localize = localize_head_attention;
   MPG_TRY(attend(s, &a, false));
-  if (!p->causal && !p->window && !p->use_segments)
-    MPG_TRY(MPG_FACTOR(s, PASS, mpg_in_axis(0, a.time), mpg_out_axis(s, 0, a.time),
-                       mpg_out_axis(s, 1, 3), of_mask(s, &a, 2, 1)));
-  if (mpg_sharding_draws(s)) mpg_sharding_set_counts(s);
+  int heads = -1, before = s->num_factors;
+  for (int f = 0; f < before; f++)
+    if (s->factors[f].digits[0].axis == 3 - a.time) heads = f;
+  MPG_TRY(MPG_FACTOR(s, PASS, mpg_in_axis(0, a.time), mpg_out_axis(s, 0, a.time),
+                     mpg_out_axis(s, 1, 3), of_mask(s, &a, 2, 1)));
+  if (s->num_factors > before) {
+    s->factors[before].exchanged = true;
+    s->factors[before].instead = heads;
+  }
+  if (!mpg_sharding_draws(s)) return MPG_OK;
+  /* A number is drawn for each score (batch, heads, rows, keys). */
+  for (int f = 0; f < s->num_factors; f++) {
+    mpg_digit *drawn = &s->factors[f].drawn;
+    *drawn = s->factors[f].digits[0];
+    if (drawn->axis > 0) drawn->axis = drawn->axis == a.time ? 2 : 1;
+  }
+  mpg_sharding_set_counts(s);
   return MPG_OK;
+}
+
+/* --- Positions -------------------------------------------------------------------------------- */
+
+static mpg_status localize_rotary(const mpg_part_call *call, void *params) {
+  mpg_rotary_params *p = params;
+  enum { BTHD };
+  int64_t begin;
+  if (call->num_inputs > 1) return MPG_OK;
+  MPG_TRY(mpg_part_first(call, 0, p->layout == BTHD ? 1 : 2, &begin));
+  p->start += begin;
+  return MPG_OK;
+}
+
+/* Without given positions, parts of the time axis start at their own position. */
+mpg_status mpg_sharding_rotary(mpg_sharding *s) {
+  PARAMS(rotary);
+  enum { BTHD };
+  int time = p->layout == BTHD ? 1 : 2;
+  MPG_TRY(mpg_sharding_from_batching(s));
+  s->localize = localize_rotary;
+  if (s->num_inputs > 1) return MPG_OK;
+  return MPG_FACTOR(s, PASS, mpg_in_axis(0, time), mpg_out_axis(s, 0, time));
+}
+
+/* True if sums of a start and multiples of a step are exact in double. */
+static bool counts_exactly(double start, double step, int64_t count) {
+  const double most = 0x1p53;
+  return start == trunc(start) && step == trunc(step) && fabs(start) <= most &&
+         fabs(step) * (double)count <= most && fabs(start) + fabs(step) * (double)count <= most;
+}
+
+static mpg_status localize_arange_like(const mpg_part_call *call, void *params) {
+  mpg_arange_like_params *p = params;
+  int axis = p->axis.present ? mpg_sharding_axis(p->axis.value, call->inputs[0].shape.ndim) : 0;
+  int64_t begin;
+  MPG_TRY(mpg_part_first(call, 0, axis, &begin));
+  p->start += (double)begin * p->step;
+  return MPG_OK;
+}
+
+/* Parts of the axis that is counted start at another number. */
+mpg_status mpg_sharding_arange_like(mpg_sharding *s) {
+  PARAMS(arange_like);
+  int ndim = mpg_sharding_ndim(s, 0),
+      axis = p->axis.present ? mpg_sharding_axis(p->axis.value, ndim) : 0;
+  MPG_TRY(mpg_sharding_from_batching(s));
+  if ((!p->axis.present && ndim != 1) || p->repeat != 1 ||
+      !counts_exactly(p->start, p->step, mpg_sharding_dim(s, 0, axis)))
+    return MPG_OK;
+  s->localize = localize_arange_like;
+  return MPG_FACTOR(s, PASS, mpg_in_axis(0, axis), mpg_out_axis(s, 0, 0));
+}
+
+static mpg_status localize_arange(const mpg_part_call *call, void *params) {
+  mpg_arange_params *p = params;
+  double first = p->stop.present ? p->start : 0;
+  int64_t begin;
+  MPG_TRY(mpg_part_first(call, 0, 0, &begin));
+  p->start = first + (double)begin * p->step;
+  p->stop.value = p->start + (double)call->outputs[0].shape.dims[0] * p->step;
+  p->stop.present = true;
+  return MPG_OK;
+}
+
+mpg_status mpg_sharding_arange(mpg_sharding *s) {
+  PARAMS(arange);
+  double first = p->stop.present ? p->start : 0;
+  if (p->repeat != 1 || !counts_exactly(first, p->step, s->outputs[0].shape.dims[0])) return MPG_OK;
+  s->localize = localize_arange;
+  return MPG_FACTOR(s, PASS, mpg_out_axis(s, 0, 0));
 }
 
 mpg_status mpg_sharding_cached_attention(mpg_sharding *s) {

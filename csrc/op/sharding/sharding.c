@@ -24,7 +24,11 @@ mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size
   if (!digits) return NULL;
   for (int i = 0; i < count; i++) digits[i] = (mpg_digit){-1, 1, 1};
   mpg_factor *factor = &s->factors[s->num_factors++];
-  *factor = (mpg_factor){.kind = kind, .once = -1, .size = size, .digits = digits};
+  *factor = (mpg_factor){.kind = kind, .instead = -1,
+                         .drawn = {-1, 1, 1},
+                         .once = -1,
+                         .size = size,
+                         .digits = digits};
   return factor;
 }
 
@@ -75,6 +79,20 @@ void mpg_sharding_set_counts(mpg_sharding *s) {
   for (int f = 0; f < s->num_factors; f++) s->factors[f].counts = true;
 }
 
+mpg_shape mpg_sharding_drawn_shape(const mpg_sharding *s) {
+  const mpg_shape *last = &s->outputs[s->num_outputs - 1].shape;
+  return mpg_op_drawn_shape(s->op, s->params, s->num_inputs ? &s->inputs[0].shape : last, last);
+}
+
+/* Sets the digits of draws that have the shape of output 0. */
+static void find_drawn(const mpg_sharding *s) {
+  mpg_shape drawn = mpg_sharding_drawn_shape(s);
+  if (!(s->op->flags & MPG_OP_DRAWS_ROWS) || !mpg_shape_equal(&drawn, &s->outputs[0].shape)) return;
+  for (int f = 0; f < s->num_factors; f++)
+    if (s->factors[f].counts && s->factors[f].drawn.axis < 0)
+      s->factors[f].drawn = s->factors[f].digits[s->num_inputs];
+}
+
 static bool all_known(const mpg_desc *descs, int count) {
   for (int i = 0; i < count; i++)
     if (!mpg_shape_known(&descs[i].shape)) return false;
@@ -105,6 +123,7 @@ mpg_status mpg_op_sharding(mpg_sharding *s) {
     s->factors[kept++] = factor;
   }
   s->num_factors = kept;
+  if (mpg_sharding_draws(s)) find_drawn(s);
   return MPG_OK;
 }
 
@@ -118,7 +137,7 @@ static bool differs(const mpg_part_call *call) {
 }
 
 mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
-                                 const mpg_desc *outputs, void *params) {
+                                 const mpg_desc *outputs, const mpg_shape *begins, void *params) {
   size_t size = s->op->params->size;
   mpg_part_call call = {.op = s->op,
                         .num_inputs = s->num_inputs,
@@ -126,7 +145,8 @@ mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
                         .whole_inputs = s->inputs,
                         .whole_outputs = s->outputs,
                         .inputs = inputs,
-                        .outputs = outputs};
+                        .outputs = outputs,
+                        .begins = begins};
   if (size) memcpy(params, s->params, size);
   if (s->localize && differs(&call)) MPG_TRY(s->localize(&call, params));
   mpg_workspace space = {0};
@@ -147,6 +167,13 @@ mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
 fail:
   mpg_workspace_free(&space);
   return status;
+}
+
+mpg_status mpg_part_first(const mpg_part_call *call, int array, int axis, int64_t *begin) {
+  *begin = call->begins ? call->begins[array].dims[axis] : 0;
+  if (*begin >= 0) return MPG_OK;
+  return mpg_fail(MPG_NOT_IMPLEMENTED, "%s counts along axis %d, which has no contiguous parts",
+                  call->op->name, axis);
 }
 
 mpg_status mpg_sharding_whole(mpg_sharding *s) {
@@ -256,7 +283,7 @@ static bool fits(const mpg_sharding *s, const mpg_factor *factor, mpg_desc *desc
   for (int k = 0; k < s->num_outputs; k++)
     descs[s->num_inputs + k] =
         part_of(&s->outputs[k], factor->size, &factor->digits[s->num_inputs + k]);
-  return mpg_sharding_localize(s, descs, descs + s->num_inputs, params) == MPG_OK;
+  return mpg_sharding_localize(s, descs, descs + s->num_inputs, NULL, params) == MPG_OK;
 }
 
 mpg_status mpg_sharding_from_batching(mpg_sharding *s) {

@@ -34,9 +34,14 @@ typedef struct mpg_digit {
 
 typedef struct mpg_factor {
   mpg_factor_kind kind;
-  /* The values depend on the position of the part in the whole: random draws, counting. The caller
-   * passes the position to the op (mpg_random_key). */
+  /* Random draws depend on the position of the part in the whole. The caller passes the position to
+   * the op (mpg_random_key). */
   bool counts;
+  /* Random draws: the digit of the drawn array; axis -1 if a part cannot draw its numbers. */
+  mpg_digit drawn;
+  /* Ulysses cuts the factor `instead` (-1 if its size is 1), and moves the arrays for this call. */
+  bool exchanged;
+  int instead;
   /* SUM: the input that must be added only once, such as a bias, or -1. The first part gets it, and
    * the other parts get zeros. */
   int once;
@@ -50,6 +55,9 @@ typedef struct mpg_part_call {
   int num_inputs, num_outputs;
   const mpg_desc *whole_inputs, *whole_outputs;
   const mpg_desc *inputs, *outputs; /* descs of the parts */
+  /* Per input, then per output, and per axis: the index of the part's first element in the whole,
+   * or -1 if the part is not contiguous. NULL if unknown. */
+  const mpg_shape *begins;
 } mpg_part_call;
 
 typedef struct mpg_sharding {
@@ -71,11 +79,13 @@ typedef struct mpg_sharding {
  * are left out. There are no factors if a shape is unknown. */
 mpg_status mpg_op_sharding(mpg_sharding *s);
 
-/* Fills `params` (op->params->size bytes) with the parameters of a call on parts. Fails if the op,
- * called with them, does not compute arrays of the parts' shapes. `params` and `s->params` must not
- * overlap. */
+/* Fills `params` (op->params->size bytes) with the parameters of a call on parts, whose first
+ * elements are `begins` (see mpg_part_call). Fails if the op, called with them, does not compute
+ * arrays of the parts' shapes. `params` and `s->params` must not overlap. */
 mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
-                                 const mpg_desc *outputs, void *params);
+                                 const mpg_desc *outputs, const mpg_shape *begins, void *params);
+/* Returns the shape of the array of random numbers that a call draws. */
+mpg_shape mpg_sharding_drawn_shape(const mpg_sharding *s);
 
 /* True if each element of a part is computed in the same order as in the whole, so that a PASS
  * factor keeps bits. */
@@ -143,6 +153,9 @@ static inline int mpg_sharding_axis(int64_t axis, int ndim) {
   return (int)(axis < 0 ? axis + ndim : axis);
 }
 int64_t mpg_sharding_gcd(int64_t a, int64_t b);
+/* Sets *begin to the index of the first element of a part along an axis of an array (counted over
+ * inputs, then outputs), for ops that count positions. Fails if the part is not contiguous. */
+mpg_status mpg_part_first(const mpg_part_call *call, int array, int axis, int64_t *begin);
 /* Scales an index along an axis of an input from the whole array to the part. */
 static inline int64_t mpg_part_index(const mpg_part_call *call, int input, int axis, int64_t i) {
   int64_t whole = call->whole_inputs[input].shape.dims[axis];

@@ -251,7 +251,30 @@ static bool parts_from(PyObject *pairs, mpg_desc *descs, int count) {
   return true;
 }
 
-static PyObject *localized(const inferred_call *call, PyObject *inputs, PyObject *outputs) {
+/* Parses a tuple with a tuple of indices for each array. None stands for zeros. */
+static bool begins_from(PyObject *tuples, mpg_shape *begins, int count) {
+  if (tuples == Py_None) return true;
+  if (!PyTuple_Check(tuples) || PyTuple_GET_SIZE(tuples) != count) {
+    PyErr_Format(PyExc_TypeError, "op_localize: begins must be a tuple of %d tuples", count);
+    return false;
+  }
+  for (int i = 0; i < count; i++) {
+    PyObject *indices = PyTuple_GET_ITEM(tuples, i);
+    if (!PyTuple_Check(indices) || PyTuple_GET_SIZE(indices) > MPG_MAX_NDIM) {
+      PyErr_SetString(PyExc_TypeError, "op_localize: each array's begins must be a tuple");
+      return false;
+    }
+    begins[i].ndim = (int)PyTuple_GET_SIZE(indices);
+    for (int k = 0; k < begins[i].ndim; k++) {
+      begins[i].dims[k] = PyLong_AsLongLong(PyTuple_GET_ITEM(indices, k));
+      if (begins[i].dims[k] == -1 && PyErr_Occurred()) return false;
+    }
+  }
+  return true;
+}
+
+static PyObject *localized(const inferred_call *call, PyObject *inputs, PyObject *outputs,
+                           PyObject *firsts) {
   const mpg_infer *infer = &call->infer;
   const mpg_param_table *table = infer->op->params;
   PyObject *result = NULL;
@@ -261,11 +284,18 @@ static PyObject *localized(const inferred_call *call, PyObject *inputs, PyObject
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
   mpg_sharding s = sharding_of(call, &arena);
   if (parts == NULL) return PyErr_NoMemory();
+  int count = infer->num_inputs + infer->num_outputs;
+  mpg_shape *begins = PyMem_Calloc((size_t)count + 1, sizeof *begins);
+  if (begins == NULL) {
+    PyMem_Free(parts);
+    return PyErr_NoMemory();
+  }
   if (parts_from(inputs, parts, infer->num_inputs) &&
-      parts_from(outputs, parts + infer->num_inputs, infer->num_outputs)) {
+      parts_from(outputs, parts + infer->num_inputs, infer->num_outputs) &&
+      begins_from(firsts, begins, count)) {
     mpg_status status = mpg_op_sharding(&s);
     if (status == MPG_OK)
-      status = mpg_sharding_localize(&s, parts, parts + infer->num_inputs, params);
+      status = mpg_sharding_localize(&s, parts, parts + infer->num_inputs, begins, params);
     if (status != MPG_OK)
       mpg_py_raise(status);
     else
@@ -281,17 +311,18 @@ static PyObject *localized(const inferred_call *call, PyObject *inputs, PyObject
     mpg_text_free(&text);
   }
   mpg_arena_free(&arena);
+  PyMem_Free(begins);
   PyMem_Free(parts);
   return result;
 }
 
 static PyObject *op_localize(PyObject *Py_UNUSED(module), PyObject *args) {
   inferred_call call = {0};
-  PyObject *result = NULL, *inputs, *outputs, *whole;
-  if (!PyArg_ParseTuple(args, "O!O!O!:op_localize", &PyTuple_Type, &whole, &PyTuple_Type, &inputs,
-                        &PyTuple_Type, &outputs))
+  PyObject *result = NULL, *inputs, *outputs, *whole, *begins = Py_None;
+  if (!PyArg_ParseTuple(args, "O!O!O!|O:op_localize", &PyTuple_Type, &whole, &PyTuple_Type, &inputs,
+                        &PyTuple_Type, &outputs, &begins))
     return NULL;
-  if (infer_call(whole, &call) == 0) result = localized(&call, inputs, outputs);
+  if (infer_call(whole, &call) == 0) result = localized(&call, inputs, outputs, begins);
   end_call(&call);
   return result;
 }

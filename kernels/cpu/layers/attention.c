@@ -56,6 +56,7 @@ typedef struct attention {
   const int32_t *lengths, *segments; /* NULL if none */
   void *sums; /* per head: the largest score of each row, then the sums of exponentials */
   double scale, softcap;
+  int64_t first; /* position of row 0 among the keys, except for caches */
   int64_t window;
   bool changes; /* there is a soft cap, a mask, or segments */
   bool causal, cached, empty_is_zero, drops;
@@ -84,14 +85,14 @@ static int64_t within(int64_t n, int64_t low, int64_t high) {
 static range range_of(const attention *p, int64_t batch, int64_t row) {
   int64_t length = p->lengths ? p->lengths[batch] : 0, end = p->keys;
   if (p->lengths) end = within(p->cached ? length + p->rows : length, 0, p->keys);
-  int64_t at = row + (p->cached ? length : p->keys - p->rows); /* the row's own position */
+  int64_t at = row + (p->cached ? length : p->first); /* the row's own position */
   range r = {0, end};
   if (p->causal && at + 1 < end) r.high = at + 1;
   if (p->window && at - p->window + 1 > 0) r.low = at - p->window + 1;
   if (p->window && !p->causal && at + p->window < end) r.high = at + p->window;
   if (p->segments) {
     const int32_t *segments = p->segments + batch * p->keys,
-                  own = segments[p->keys - p->rows + row];
+                  own = segments[p->first + row];
     while (r.low < r.high && segments[r.low] != own) r.low++;
     while (r.low < r.high && segments[r.high - 1] != own) r.high--;
   }
@@ -301,6 +302,7 @@ static attention attention_of(const mpg_kernel_call *call, const mpg_attention_c
       .mask_key = c->mask_key,
       .scale = c->scale,
       .softcap = c->softcap,
+      .first = c->keys - c->later - c->rows,
       .window = c->window,
       .causal = c->causal,
       .cached = c->cached,

@@ -206,7 +206,7 @@ static __attribute__((noinline)) void change_row_T(const attention *p, const blo
   }
   if (p->segments) {
     const int32_t *segments = p->segments + b->batch * p->keys,
-                  own = segments[p->keys - p->rows + b->rows[i]];
+                  own = segments[p->first + b->rows[i]];
     for (int64_t j = r.low; j < r.high; j++)
       s[j] = segments[b->key + j] == own ? s[j] : -(T)INFINITY;
   }

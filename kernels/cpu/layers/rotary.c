@@ -11,7 +11,7 @@ typedef struct rotation {
   mpg_rotary shape;
   const char *x;
   char *y;
-  const void *positions; /* NULL: 0, 1, 2, ... */
+  const void *positions; /* NULL: shape.start, shape.start + 1, ... */
   bool wide;             /* positions are int64 */
   double direction;      /* 1, or -1 for the gradient */
   double fastest;        /* the largest frequency */
@@ -21,7 +21,7 @@ typedef struct rotation {
 } rotation;
 
 static double position_of(const rotation *t, int64_t row) {
-  if (!t->positions) return (double)row;
+  if (!t->positions) return (double)(t->shape.start + row);
   return t->wide ? (double)((const int64_t *)t->positions)[row]
                  : (double)((const int32_t *)t->positions)[row];
 }

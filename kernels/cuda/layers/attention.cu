@@ -436,6 +436,7 @@ mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_attention_c
   if (c.segments_input >= 0) p.segments = (const int32_t *)in[c.segments_input].data;
   double keep = 1 - c.p;
   p.scale = (C)c.scale, p.softcap = (C)c.softcap;
+  p.first = c.keys - c.later - c.rows;
   p.window = c.window;
   p.kept_scale = (C)(keep > 0 ? 1 / keep : 0);
   p.threshold = (uint32_t)(keep * 0x1p24 + 0.5);

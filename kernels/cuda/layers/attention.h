@@ -26,6 +26,7 @@ struct mpg_attention {
   mpg_mask_kind mask_kind;
   int64_t mask_batch, mask_head, mask_row, mask_key; /* strides of the mask */
   const int32_t *lengths, *segments;                 /* NULL for none */
+  int64_t first;                                     /* position of row 0 among the keys */
   int64_t window;                                    /* 0 for none */
   /* Softmax statistics per head: the largest score of each row, then each row's sum of
    * exponentials. */
@@ -63,7 +64,7 @@ struct mpg_sight {
 
   template <class T>
   __device__ __forceinline__ mpg_sight(const mpg_attention<T> &p, I batch)
-      : first((I)(p.keys - p.rows)),
+      : first((I)p.first),
         end((I)p.keys),
         rows((I)p.rows),
         window((I)p.window),
@@ -147,7 +148,7 @@ __device__ __forceinline__ const int32_t *mpg_segments_of(const mpg_attention<T>
 template <class T>
 __device__ __forceinline__ int32_t mpg_own_segment(const mpg_attention<T> &p,
                                                    const int32_t *segments, int64_t row) {
-  return segments && row < p.rows ? segments[p.keys - p.rows + row] : 0;
+  return segments && row < p.rows ? segments[p.first + row] : 0;
 }
 
 /* Returns the random key of dropout. A row's weights all lie within one run of the key

@@ -14,7 +14,7 @@ struct rotation {
   mpg_rotary shape;
   const T *x;
   T *y;
-  const void *positions; /* NULL: 0, 1, 2, ... */
+  const void *positions; /* NULL: shape.start, shape.start + 1, ... */
   bool wide;             /* positions are int64 */
   double direction;      /* 1, or -1 for the gradient */
 };
@@ -55,7 +55,7 @@ __global__ void rotary_kernel(const __grid_constant__ rotation<T> t) {
       continue;
     }
     int64_t place = s.positions_by_batch ? row : time;
-    double position = !t.positions ? (double)place
+    double position = !t.positions ? (double)(s.start + place)
                       : t.wide     ? (double)((const int64_t *)t.positions)[place]
                                    : (double)((const int32_t *)t.positions)[place];
     turn<C> by = turn_by(position * (double)s.frequencies[i], s.scale, t.direction, (C)0);

@@ -103,7 +103,7 @@ _NUMPY_ONLY = {
 # The reshape to given sizes, and a size of 0 in its parameter, which Reshape copies from the input.
 _EXACT, _EMPTY = "_reshape_exact", re.compile(r"\b0\b")
 # Parameters of internal ops that the public ops derive from their inputs.
-_DERIVED = {"_head_attention": {"keys"}, "_dropout_head_attention": {"keys"}}
+_DERIVED = {"_head_attention": {"keys", "later"}, "_dropout_head_attention": {"keys", "later"}}
 
 
 class _Row(str):

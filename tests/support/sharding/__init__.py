@@ -125,6 +125,15 @@ def values_of(name, texts):
     }
 
 
+def first_of(ndim, digit, begin):
+    """Returns the index of a part's first element along each axis; -1 if it is not contiguous."""
+    first = [0] * ndim
+    if digit is not None:
+        axis, outer, inner = digit
+        first[axis] = begin * inner if outer == 1 else -1
+    return tuple(first)
+
+
 def localized(name, arrays, params, parts, outputs, factor, bounds):
     """Returns the parameters for each part, given the parts of the arrays."""
     size, digits = factor[1], factor[3]
@@ -138,7 +147,9 @@ def localized(name, arrays, params, parts, outputs, factor, bounds):
             shapes.append((tuple(shape), dtype))
         whole = name, [described(a) for a in arrays], params or {}
         given = tuple(described(p) for p in inputs)
-        result.append(values_of(name, _core.op_localize(whole, given, tuple(shapes))))
+        ndims = [a.ndim for a in arrays] + [len(shape) for shape, _ in outputs]
+        begins = tuple(first_of(n, d, begin) for n, d in zip(ndims, digits))
+        result.append(values_of(name, _core.op_localize(whole, given, tuple(shapes), begins)))
     return result
 
 
