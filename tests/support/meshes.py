@@ -85,7 +85,16 @@ def mesh_of(axes, first=0):
     return mx.parallel.Mesh(axes, [on(first + i) for i in range(count)])
 
 
-def build(make, axes=None, plan=None, partition="fast", dtype="float64", leaves=None, **flags):
+def build(
+    make,
+    axes=None,
+    plan=None,
+    partition="fast",
+    dtype="float64",
+    leaves=None,
+    context="gather",
+    **flags,
+):
     """Returns an initialized network, partitioned if `axes` are given, and hybridized unless
     `flags` are active=False. With `leaves`, sums are trees."""
     mx.random.seed(3)
@@ -94,7 +103,7 @@ def build(make, axes=None, plan=None, partition="fast", dtype="float64", leaves=
     net.cast(dtype)
     if axes is not None:
         trees = {"sums": "tree", "leaves": leaves} if leaves else {}
-        mesh_of(axes).partition(net, plan, partition, **trees)
+        mesh_of(axes).partition(net, plan, partition, **trees, context=context)
     net.hybridize(**flags)
     return net
 
