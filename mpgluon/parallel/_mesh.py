@@ -418,7 +418,8 @@ class Mesh:
         Raises
         ------
         ValueError
-            If an option is unknown, a pattern matches nothing, names an unknown axis, or a dimension is too small.
+            If an option is unknown, a pattern matches nothing, names an unknown axis, or a
+            dimension is too small.
         MXNetError
             If the network contains Blocks that are not HybridBlocks, is partitioned or placed
             already, has parameters of unknown shapes, or if devices belong to ranks.

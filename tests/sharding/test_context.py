@@ -95,7 +95,9 @@ def divided(net, op):
 @pytest.mark.parametrize("devices", [2, 3, 4, [3, 1]])
 @pytest.mark.parametrize("length", [16, 23])
 def test_causal_attention_equals_one_device(devices, length, context):
-    net = compare(attention(), {"context": devices}, {"data0": TIME}, [inputs((2, length, 32))], context)
+    net = compare(
+        attention(), {"context": devices}, {"data0": TIME}, [inputs((2, length, 32))], context
+    )
     cuts = divided(net, "_head_attention")
     assert cuts[0] == {1: ["context"]} if context == "gather" else {2: ["context"]}
     gathered = ["contrib_rotary", "Reshape"]
@@ -237,7 +239,9 @@ class Cross(gluon.HybridBlock):
 @WAYS
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("keys", [7, 13, 20])
-@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window": 4}, {"window": 9}])
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"causal": True, "window": 4}, {"window": 9}]
+)
 def test_attention_to_another_length(layout, keys, options, context):
     def shape(time, heads):
         return (2, time, heads, 8) if layout == "bthd" else (2, heads, time, 8)
@@ -349,18 +353,14 @@ class Loss(gluon.HybridBlock):
         return self.loss(self.net(tokens), labels)
 
 
-def losses(kind, mesh=(), micro_batches=1, steps=4, dtype="float32", **options):
+def losses(kind, mesh=(), **options):
     """Trains a language model. Returns the network and the losses of all steps."""
-    net = build(lambda: Loss(kind), *mesh, dtype=dtype, **options)
+    net = build(lambda: Loss(kind), *mesh, dtype="float32", **options)
     trainer = gluon.Trainer(net.collect_params(), *ADAM)
     tokens, labels = inputs((4, 13), (4, 13), high=40)
     mx.random.seed(4)
-    if micro_batches > 1:
-        pipeline = parallel.Pipeline(micro_batches)
-        step = parallel.TrainStep(net, None, trainer, pipeline)
-        return step, [step(tokens, labels).asnumpy() for _ in range(steps)]
     found = []
-    for _ in range(steps):
+    for _ in range(4):
         with autograd.record():
             loss = net(tokens, labels)
         loss.backward()
@@ -385,6 +385,28 @@ def test_language_models_train_cut_along_time(kind, devices, context):
     kinds.pop("copy", None)  # of a reshaped bias
     assert set(kinds) == ({"all_to_all"} if context == "ulysses" else set())
     assert all(1 in cuts for cuts in divided(net, "FullyConnected"))
+
+
+@WAYS
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_train_step_with_micro_batches(kind, micro_batches, context):
+    rates = ("attn_pdrop", "embd_pdrop", "resid_pdrop") if kind == "gpt2" else ()
+    config = {**CONFIGS[kind], **dict.fromkeys(rates, 0)}
+    results = []
+    for mesh in ((), ({"context": 2}, {"data0": TIME})):
+        net = build(
+            lambda: text.from_config({"model_type": kind, **config}), *mesh, context=context
+        )
+        trainer = gluon.Trainer(net.collect_params(), *ADAM)
+        pipeline = parallel.Pipeline(micro_batches)
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        step = parallel.TrainStep(net, loss, trainer, pipeline)
+        batch = inputs((4, 13), (4, 13), high=40)
+        results.append(np.array([step(*batch).asnumpy() for _ in range(3)]))
+    np.testing.assert_allclose(*results, rtol=1e-6)
+    rows = [row for row in step.compiled().shardings() if row["op"] == "_head_attention"]
+    assert rows[0]["cuts"] == ({1: ["context"]} if context == "gather" else {2: ["context"]})
 
 
 # --- Errors ---------------------------------------------------------------------------------------

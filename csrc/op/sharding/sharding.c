@@ -24,11 +24,8 @@ mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size
   if (!digits) return NULL;
   for (int i = 0; i < count; i++) digits[i] = (mpg_digit){-1, 1, 1};
   mpg_factor *factor = &s->factors[s->num_factors++];
-  *factor = (mpg_factor){.kind = kind, .instead = -1,
-                         .drawn = {-1, 1, 1},
-                         .once = -1,
-                         .size = size,
-                         .digits = digits};
+  *factor = (mpg_factor){
+      .kind = kind, .instead = -1, .drawn = {-1, 1, 1}, .once = -1, .size = size, .digits = digits};
   return factor;
 }
 

@@ -251,7 +251,7 @@ static bool parts_from(PyObject *pairs, mpg_desc *descs, int count) {
   return true;
 }
 
-/* Parses a tuple with a tuple of indices for each array. None stands for zeros. */
+/* Parses a tuple with a tuple of indices for each array. None means zeros. */
 static bool begins_from(PyObject *tuples, mpg_shape *begins, int count) {
   if (tuples == Py_None) return true;
   if (!PyTuple_Check(tuples) || PyTuple_GET_SIZE(tuples) != count) {

@@ -91,8 +91,7 @@ static range range_of(const attention *p, int64_t batch, int64_t row) {
   if (p->window && at - p->window + 1 > 0) r.low = at - p->window + 1;
   if (p->window && !p->causal && at + p->window < end) r.high = at + p->window;
   if (p->segments) {
-    const int32_t *segments = p->segments + batch * p->keys,
-                  own = segments[p->first + row];
+    const int32_t *segments = p->segments + batch * p->keys, own = segments[p->first + row];
     while (r.low < r.high && segments[r.low] != own) r.low++;
     while (r.low < r.high && segments[r.high - 1] != own) r.high--;
   }

@@ -64,11 +64,7 @@ struct mpg_sight {
 
   template <class T>
   __device__ __forceinline__ mpg_sight(const mpg_attention<T> &p, I batch)
-      : first((I)p.first),
-        end((I)p.keys),
-        rows((I)p.rows),
-        window((I)p.window),
-        causal(p.causal) {
+      : first((I)p.first), end((I)p.keys), rows((I)p.rows), window((I)p.window), causal(p.causal) {
     if (!p.lengths) return;
     I length = p.lengths[batch];
     if (p.cached) {
