@@ -181,6 +181,7 @@ typedef struct fetching {
   const mpg_coordinates *place;
   bool gathers[MPG_MESH_AXES]; /* the parts along this axis are concatenated */
   bool splits[MPG_MESH_AXES];  /* pieces are split for the devices along this axis */
+  bool transient;              /* gathered when it is needed, and again in the backward phase */
   fetch_kind kind;
   mpg_box all, box; /* FETCH_BOX: the places that read the same, and those on one device */
   const fetched *tree;
@@ -212,10 +213,9 @@ static mpg_status split_and_move(expansion *e, const fetching *f, const mpg_coor
     value = parts[f->place->at[m]];
     added.cuts[m] = *cut;
   }
-  bool paced = e->p->values[f->value].stored;
   if (f->kind == FETCH_BOX)
-    return mpg_tree_fan(e, f->mesh, f->tree, value, &f->all, &f->box, paced, result);
-  return mpg_expand_move(e, value, mpg_mesh_device(f->mesh, f->place), paced, result);
+    return mpg_tree_fan(e, f->mesh, f->tree, value, &f->all, &f->box, f->transient, result);
+  return mpg_expand_move(e, value, mpg_mesh_device(f->mesh, f->place), f->transient, result);
 }
 
 /* Gathers along the axes from `axis` on; the coordinates along earlier axes are given. */
@@ -329,10 +329,11 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
   for (int m = 0; m < f.mesh->num_axes; m++)
     for (int k = 0; k < f.mesh->num_axes; k++)
       if (f.splits[m] && f.gathers[k]) apart &= mpg_cut_apart(&want->cuts[m], &own->layout.cuts[k]);
-  /* A parameter that is stored in parts is gathered again in the backward phase, so that the whole
-   * of it is only in memory while it is used. */
+  /* A parameter that is stored in parts, and keys and values that are cut along time, are gathered
+   * again in the backward phase, so that the whole of them is only in memory while it is used. */
   uint32_t region = e->target->recompute_region;
-  if (own->stored) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
+  f.transient = own->stored || (e->regathers && gathers);
+  if (f.transient) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
   MPG_TRY(!apart   ? fetch_then_split(e, &f, result)
           : shared ? fetch_shared(e, &f, &from, result)
                    : collect(e, &f, 0, &from, result));
@@ -384,6 +385,11 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
   mpg_shape *begins = mpg_arena_alloc(&e->p->arena, count * sizeof *begins + 1);
   void *params = mpg_arena_alloc(&e->p->arena, node->op->params->size + 1);
   if (!inputs || !descs || !begins || !params) return mpg_out_of_host_memory(count * sizeof *descs);
+  e->regathers = false;
+  for (int m = 0; m < mesh->num_axes; m++) {
+    int f = part->cuts[m].factor;
+    e->regathers |= f >= 0 && part->rule.factors[f].exchanged;
+  }
   for (uint32_t i = 0; i < count; i++) {
     mpg_layout layout = {{{0}}};
     mpg_value operand = i < node->num_inputs ? mpg_node_inputs(graph, node)[i]
@@ -402,6 +408,7 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
     MPG_TRY(fetch(e, mpg_value_index(graph, operand), &layout, place, FETCH_PLACE, &inputs[i]));
     if (zero) MPG_TRY(emit(e, MPG_OP_zeros_like, NULL, &inputs[i], 1, &inputs[i]));
   }
+  e->regathers = false;
   MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, begins, params));
   if (mpg_node_flag(node, MPG_OP_COPY))
     ((mpg_copyto_params *)params)->ctx = mpg_mesh_device(mesh, place);

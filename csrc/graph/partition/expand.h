@@ -11,7 +11,8 @@ typedef struct mpg_expansion {
   mpg_graph *target;
   struct mpg_split_value *splits;
   struct mpg_fan *fans[MPG_FAN_BUCKETS];
-  size_t bytes; /* copied between devices so far, in the forward pass */
+  size_t bytes;   /* copied between devices so far, in the forward pass */
+  bool regathers; /* gathered inputs of the current node are gathered again for its gradient */
 } mpg_expansion;
 
 /* Copies a value of the target to a device, unless it is there already. */
