@@ -78,6 +78,13 @@ def the_same_on_all(scope, printed):
     assert len({value for _, value in results}) == 1
 
 
+def cut_along_time(scope, printed):
+    kinds = [" ".join(line.split()[:2]) for line in printed.splitlines()]
+    assert kinds == ["gather _contrib_rotary", "gather Reshape"] * 2 + [kinds[-1]]
+    assert kinds[-1].startswith("gather") and "512" in printed.splitlines()[-1]
+    assert np.isfinite(scope["loss"].asnumpy()).all()
+
+
 def meshed(scope, printed):
     assert "cpu(5)" in printed and "_shard1_weight [cpu(1), cpu(5)]" in printed
     assert [loss.context for loss in scope["losses"]] == [mx.cpu(2), mx.cpu(6)]
@@ -126,6 +133,7 @@ CHECKS = {
     "mesh": meshed,
     "partition": partitioned,
     "tree-sums": the_same_on_all,
+    "context": cut_along_time,
     "planner": planned,
     "checkpoints": resumed,
     "memory": saved,

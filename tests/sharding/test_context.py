@@ -1,5 +1,7 @@
 """Context parallelism: sequences that are cut along time compute the same as on one device."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -407,6 +409,40 @@ def test_train_step_with_micro_batches(kind, micro_batches, context):
     np.testing.assert_allclose(*results, rtol=1e-6)
     rows = [row for row in step.compiled().shardings() if row["op"] == "_head_attention"]
     assert rows[0]["cuts"] == ({1: ["context"]} if context == "gather" else {2: ["context"]})
+
+
+@WAYS
+def test_devices_hold_their_part_of_the_sequence(context):
+    """Four devices need less than half of the memory of one. With keys and values that are kept
+    for the backward pass, they would need more."""
+    tokens, width, count = 1024, 64, 4
+    most = []
+    for devices in ([on(0)], [on(i) for i in range(count)]):
+        net = nn.HybridSequential()
+        for _ in range(6):
+            net.add(nn.MultiHeadAttention(width, 4, in_units=width))
+        net.initialize(ctx=on(0))
+        if len(devices) > 1:
+            mesh = mx.parallel.Mesh({"context": count}, devices)
+            mesh.partition(net, {"data0": TIME}, context=context)
+        net.hybridize()
+        x = nd.random.normal(shape=(1, tokens, width), ctx=on(0))
+        gc.collect()
+        nd.waitall()
+        before = [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
+        for _ in range(2):
+            for ctx in devices:
+                mx.context.reset_peak_memory(ctx)
+            with autograd.record():
+                loss = net(x).mean()
+            loss.backward()
+            nd.waitall()
+        peaks = [mx.context.memory_stats(ctx)["peak_in_use"] for ctx in devices]
+        most.append([peak - base for peak, base in zip(peaks, before)])
+        del net, loss
+    ((whole,), (home, *others)) = most
+    assert max(others) < 0.48 * whole
+    assert home < 0.75 * whole
 
 
 # --- Errors ---------------------------------------------------------------------------------------
