@@ -363,8 +363,9 @@ static mpg_status new_pieces(expansion *e, uint32_t value) {
 static mpg_random_part drawn_part(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh,
                                   int m, const mpg_coordinates *place) {
   const mpg_part_node *part = &p->nodes[n];
-  const mpg_shape drawn = mpg_sharding_drawn_shape(&part->rule);
-  mpg_cut cut = mpg_part_cut_of(&part->cuts[m], &part->rule.factors[part->cuts[m].factor].drawn);
+  mpg_shape drawn;
+  mpg_digit digit = mpg_part_drawn(part, &part->rule.factors[part->cuts[m].factor], &drawn);
+  mpg_cut cut = mpg_part_cut_of(&part->cuts[m], &digit);
   int64_t inner = cut.digit.inner * mpg_shape_product(&drawn, cut.digit.axis + 1, drawn.ndim);
   int64_t begin = mpg_mesh_begin(mesh, m, cut.size, place->at[m]),
           count = mpg_mesh_count(mesh, m, cut.size, place->at[m]);

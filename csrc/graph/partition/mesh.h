@@ -36,7 +36,7 @@ typedef struct mpg_mesh {
   /* Sums over the parts are binary trees, whose shape depends on the sizes of the axes only. A
    * device may then be at several places of the mesh. */
   bool tree;
-  bool ulysses;                 /* attention that is cut along time cuts heads instead */
+  bool ulysses; /* attention that is cut along time cuts heads instead */
 } mpg_mesh;
 
 typedef struct mpg_cut {
@@ -54,7 +54,7 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
 } mpg_coordinates;
 
 /* Parses "data=2,model=2;cpu(0),cpu(1),cpu(2),cpu(3)", where a size may be a list of weights
- * ("shard=3:1"), optionally followed by ";exact" or ";tree", and by ";ulysses". `text` is
+ * ("shard=3:1"). The options exact, tree and ulysses may follow, each after a semicolon. `text` is
  * interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
 int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length); /* index, or -1 */

@@ -89,6 +89,9 @@ static inline const mpg_mesh *mpg_part_mesh(const mpg_partitioning *p, const mpg
 mpg_cut mpg_part_cut(const mpg_part_node *node, int axis, int operand);
 /* Returns the cut of an array whose digit `digit` has the node's factor. */
 mpg_cut mpg_part_cut_of(const mpg_node_cut *cut, const mpg_digit *digit);
+/* Returns the digit that a factor has in the array of random numbers that a node draws, and the
+ * array's shape; axis is -1 if the array does not have the factor. */
+mpg_digit mpg_part_drawn(const mpg_part_node *part, const mpg_factor *factor, mpg_shape *drawn);
 mpg_status mpg_partition_propagate(mpg_partitioning *p);
 mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target);
 

@@ -205,6 +205,15 @@ static mpg_status can_be_called(mpg_partitioning *p, const mpg_mesh *mesh, uint3
   return status;
 }
 
+mpg_digit mpg_part_drawn(const mpg_part_node *part, const mpg_factor *factor, mpg_shape *drawn) {
+  const mpg_sharding *rule = &part->rule;
+  const mpg_shape *last = &rule->outputs[rule->num_outputs - 1].shape;
+  *drawn = mpg_op_drawn_shape(rule->op, rule->params,
+                              rule->num_inputs ? &rule->inputs[0].shape : last, last);
+  bool like_output = factor->drawn.axis < 0 && mpg_shape_equal(drawn, &rule->outputs[0].shape);
+  return like_output ? factor->digits[rule->num_inputs] : factor->drawn;
+}
+
 /* A random op is divided along one axis of the mesh at most, because a random key describes a part
  * along one axis. */
 static bool may_count(const mpg_partitioning *p, uint32_t n, const mpg_factor *factor) {
@@ -213,7 +222,10 @@ static bool may_count(const mpg_partitioning *p, uint32_t n, const mpg_factor *f
   for (int m = 0; m < MPG_MESH_AXES; m++)
     if (part->cuts[m].factor >= 0) counts |= part->rule.factors[part->cuts[m].factor].counts;
   if (!factor->counts) return !counts;
-  return !part->divided && !p->request->micro_batches && factor->drawn.axis >= 0;
+  mpg_shape drawn;
+  return !part->divided && !p->request->micro_batches &&
+         mpg_node_flag(&p->graph->nodes[n], MPG_OP_DRAWS_ROWS) &&
+         mpg_part_drawn(part, factor, &drawn).axis >= 0;
 }
 
 /* --- Sweeps ----------------------------------------------------------------------------------- */

@@ -76,20 +76,6 @@ void mpg_sharding_set_counts(mpg_sharding *s) {
   for (int f = 0; f < s->num_factors; f++) s->factors[f].counts = true;
 }
 
-mpg_shape mpg_sharding_drawn_shape(const mpg_sharding *s) {
-  const mpg_shape *last = &s->outputs[s->num_outputs - 1].shape;
-  return mpg_op_drawn_shape(s->op, s->params, s->num_inputs ? &s->inputs[0].shape : last, last);
-}
-
-/* Sets the digits of draws that have the shape of output 0. */
-static void find_drawn(const mpg_sharding *s) {
-  mpg_shape drawn = mpg_sharding_drawn_shape(s);
-  if (!(s->op->flags & MPG_OP_DRAWS_ROWS) || !mpg_shape_equal(&drawn, &s->outputs[0].shape)) return;
-  for (int f = 0; f < s->num_factors; f++)
-    if (s->factors[f].counts && s->factors[f].drawn.axis < 0)
-      s->factors[f].drawn = s->factors[f].digits[s->num_inputs];
-}
-
 static bool all_known(const mpg_desc *descs, int count) {
   for (int i = 0; i < count; i++)
     if (!mpg_shape_known(&descs[i].shape)) return false;
@@ -120,7 +106,6 @@ mpg_status mpg_op_sharding(mpg_sharding *s) {
     s->factors[kept++] = factor;
   }
   s->num_factors = kept;
-  if (mpg_sharding_draws(s)) find_drawn(s);
   return MPG_OK;
 }
 

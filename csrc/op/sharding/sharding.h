@@ -37,7 +37,8 @@ typedef struct mpg_factor {
   /* Random draws depend on the position of the part in the whole. The caller passes the position to
    * the op (mpg_random_key). */
   bool counts;
-  /* Random draws: the digit of the drawn array; axis -1 if a part cannot draw its numbers. */
+  /* Random draws: the digit of the drawn array (mpg_op_drawn_shape). axis is -1 if it is the digit
+   * of output 0, or if the drawn array has another shape than output 0. */
   mpg_digit drawn;
   /* Ulysses cuts the factor `instead` (-1 if its size is 1), and moves the arrays for this call. */
   bool exchanged;
@@ -84,8 +85,6 @@ mpg_status mpg_op_sharding(mpg_sharding *s);
  * arrays of the parts' shapes. `params` and `s->params` must not overlap. */
 mpg_status mpg_sharding_localize(const mpg_sharding *s, const mpg_desc *inputs,
                                  const mpg_desc *outputs, const mpg_shape *begins, void *params);
-/* Returns the shape of the array of random numbers that a call draws. */
-mpg_shape mpg_sharding_drawn_shape(const mpg_sharding *s);
 
 /* True if each element of a part is computed in the same order as in the whole, so that a PASS
  * factor keeps bits. */
