@@ -222,6 +222,13 @@ def ints(*values):
             {},
             "counts must have 1 axis",
         ),
+        (
+            "grouped_dot",
+            [nd.ones((2, 2)), nd.ones((1, 2, 2)), ints(1, 1)],
+            {"first": 2, "groups": 1},
+            "counts has 2 elements, but the matrices are of the groups",
+        ),
+        ("grouped_dot", [nd.ones((2, 2)), nd.ones((1, 2, 2)), ints(1)], {"first": 1}, "pass both"),
         ("add_loss", [nd.ones(2), ints(1)], {}, "loss must have a float dtype"),
     ],
 )

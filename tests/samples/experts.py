@@ -88,16 +88,17 @@ def groups_of(counts, rows):
         first += count
 
 
-def grouped_dot(data, weight, counts, transpose_b=True):
+def grouped_dot(data, weight, counts, transpose_b=True, first=0, groups=0):
     matrices = weight.transpose(0, 2, 1) if transpose_b else weight
     out = np.zeros((len(data), matrices.shape[2]))
-    for matrix, rows in zip(matrices, groups_of(counts, len(data))):
+    for matrix, rows in zip(matrices, [*groups_of(counts, len(data))][first:]):
         out[rows] = data[rows] @ matrix
     return out
 
 
-def grouped_outer(lhs, rhs, counts):
-    return np.stack([lhs[rows].T @ rhs[rows] for rows in groups_of(counts, len(lhs))])
+def grouped_outer(lhs, rhs, counts, first=0, groups=0):
+    sums = [lhs[rows].T @ rhs[rows] for rows in groups_of(counts, len(lhs))]
+    return np.stack(sums[first : first + groups] if groups else sums)
 
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -210,10 +211,39 @@ SAMPLES = {
             name="single_rows",
         ),
         Sample([(0, 3), (4, 5, 3), 0 * COUNTS], {}, grouped_dot, name="empty", dtypes=WIDE),
+        Sample(
+            [(10, 3), (2, 5, 3), COUNTS],
+            dict(first=1, groups=2),
+            grouped_dot,
+            name="part",
+            dtypes=FLOATS,
+        ),
+        Sample(
+            [(8, 3), (2, 3, 2), MANY],
+            dict(first=2, groups=2, transpose_b=False),
+            grouped_dot,
+            name="last_part",
+            dtypes=WIDE,
+        ),
+        Sample(
+            [(310, 77), (2, 71, 77), np.array([100, 180, 30], "int32")],
+            dict(first=1, groups=2),
+            grouped_dot,
+            grad=False,
+            dtypes=FLOATS,
+            name="large_part",
+        ),
     ],
     "_grouped_outer": [
         Sample([(10, 3), (10, 5), COUNTS], {}, grouped_outer, name="small", dtypes=FLOATS),
         Sample([(8, 3), (8, 2), FEW], {}, grouped_outer, name="rest", dtypes=WIDE),
+        Sample(
+            [(10, 3), (10, 5), COUNTS],
+            dict(first=2, groups=2),
+            grouped_outer,
+            name="part",
+            dtypes=FLOATS,
+        ),
         Sample(
             [(700, 130), (700, 70), np.array([600, 0, 100], "int32")],
             {},

@@ -152,6 +152,15 @@ class Branch(Loop):
     kind = "cond"
 
 
+class Experts(Block):
+    def make(self):
+        self.moe = nn.MoE(16, 24, experts=8, k=2, in_units=16, aux_loss=0.01)
+        self.norm = nn.RMSNorm(in_channels=16)
+
+    def hybrid_forward(self, F, x):
+        return x + self.moe(self.norm(x))
+
+
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 96,
@@ -272,6 +281,23 @@ NETWORKS = {
         [
             ({"data": 2}, {"data0": (None, "data")}),
             (HALVES, {"a.weight": "model", "b.weight": (None, "model")}),
+        ],
+    ),
+    "experts": (
+        Experts,
+        [[(4, 5, 16)], [(1, 2, 16)]],
+        None,
+        [
+            ({"expert": 2}, {"moe.(gate|up|down)_weight": "expert"}),
+            ({"expert": [5, 2, 1]}, {"moe.(gate|up|down)_weight": "expert"}),
+            (
+                {"data": 2, "expert": 2, "model": 2},
+                {
+                    "data0": "data",
+                    "moe.down_weight": "expert",
+                    "moe.(gate|up)_weight": (None, "model"),
+                },
+            ),
         ],
     ),
     "branch": (Branch, [[(3, 4, 32)]], None, [({"data": 2}, {"data0": (None, "data")})]),
@@ -464,6 +490,7 @@ TREES = {
     "tied": {"data0": "data", "embed.weight": "model"},
     "several": {"data0": "data", "data1": "data", "[ab].weight": "model"},
     "loop": {"data0": (None, "data"), "a.weight": "model", "b.weight": (None, "model")},
+    "experts": {"data0": "data", "moe.(gate|up|down)_weight": "model"},
     "llama": {**SPLIT, "data0": "data", "embed.weight": (None, "model")},
 }
 

@@ -169,6 +169,16 @@ mpg_status mpg_infer_row_dots(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* Checks the part of the groups that has matrices. `counts` is the number of groups, or -1. */
+static mpg_status check_groups(const mpg_infer *infer, int64_t first, int64_t groups,
+                               int64_t counts) {
+  if (groups ? counts < 0 || (groups <= counts && first <= counts - groups) : !first) return MPG_OK;
+  return mpg_infer_fail(infer,
+                        "counts has %lld elements, but the matrices are of the groups [%lld, "
+                        "%lld + %lld); pass both first and groups",
+                        (long long)counts, (long long)first, (long long)first, (long long)groups);
+}
+
 mpg_status mpg_infer_grouped_dot(mpg_infer *infer) {
   const mpg_grouped_dot_params *p = infer->params;
   const mpg_desc *data = &infer->inputs[0];
@@ -181,7 +191,9 @@ mpg_status mpg_infer_grouped_dot(mpg_infer *infer) {
     return mpg_infer_fail(infer, "data must have 2 axes (rows, K)");
   if (counts->ndim >= 0 && counts->ndim != 1)
     return mpg_infer_fail(infer, "counts must have 1 axis (groups)");
-  mpg_shape fitting = {.ndim = 3, .dims = {counts->ndim < 0 ? -1 : counts->dims[0], -1, -1}};
+  MPG_TRY(check_groups(infer, p->first, p->groups, counts->ndim < 0 ? -1 : counts->dims[0]));
+  int64_t matrices = p->groups ? p->groups : counts->ndim < 0 ? -1 : counts->dims[0];
+  mpg_shape fitting = {.ndim = 3, .dims = {matrices, -1, -1}};
   fitting.dims[p->transpose_b ? 2 : 1] = data->shape.ndim < 0 ? -1 : data->shape.dims[1];
   mpg_shape given = weight->shape;
   if (!mpg_shape_merge(&given, &fitting))
@@ -191,7 +203,7 @@ mpg_status mpg_infer_grouped_dot(mpg_infer *infer) {
                           p->transpose_b ? "N, K" : "K, N");
   weight->shape = given;
   mpg_shape groups = vector(given.dims[0]);
-  MPG_TRY(mpg_infer_expect_shape(infer, 2, &groups));
+  if (!p->groups) MPG_TRY(mpg_infer_expect_shape(infer, 2, &groups));
   infer->outputs[0].shape = (mpg_shape){.ndim = 2,
                                         .dims = {data->shape.ndim < 0 ? -1 : data->shape.dims[0],
                                                  given.dims[p->transpose_b ? 1 : 2]}};
@@ -199,6 +211,7 @@ mpg_status mpg_infer_grouped_dot(mpg_infer *infer) {
 }
 
 mpg_status mpg_infer_grouped_outer(mpg_infer *infer) {
+  const mpg_grouped_outer_params *p = infer->params;
   const mpg_shape *lhs = &infer->inputs[0].shape, *rhs = &infer->inputs[1].shape,
                   *counts = &infer->inputs[2].shape;
   infer->outputs[0].dtype = infer->inputs[0].dtype;
@@ -207,8 +220,9 @@ mpg_status mpg_infer_grouped_outer(mpg_infer *infer) {
   if (lhs->ndim < 0 || rhs->ndim < 0 || counts->ndim < 0) return MPG_OK;
   if (lhs->ndim != 2 || rhs->ndim != 2 || counts->ndim != 1 || lhs->dims[0] != rhs->dims[0])
     return mpg_infer_fail(infer, "lhs must be (rows, N), rhs (rows, K) and counts (groups,)");
-  infer->outputs[0].shape =
-      (mpg_shape){.ndim = 3, .dims = {counts->dims[0], lhs->dims[1], rhs->dims[1]}};
+  MPG_TRY(check_groups(infer, p->first, p->groups, counts->dims[0]));
+  infer->outputs[0].shape = (mpg_shape){
+      .ndim = 3, .dims = {p->groups ? p->groups : counts->dims[0], lhs->dims[1], rhs->dims[1]}};
   return MPG_OK;
 }
 
@@ -328,26 +342,31 @@ void mpg_gradient_row_dots(mpg_gradient *g) {
 }
 
 static mpg_value emit_grouped_dot(mpg_gradient *g, mpg_value data, mpg_value weight,
-                                  mpg_value counts, bool transpose_b) {
-  mpg_grouped_dot_params params = {.transpose_b = transpose_b};
+                                  mpg_value counts, bool transpose_b, int64_t first,
+                                  int64_t groups) {
+  mpg_grouped_dot_params params = {.transpose_b = transpose_b, .first = first, .groups = groups};
   return mpg_emit3(g, MPG_OP__contrib_grouped_dot, &params, data, weight, counts);
 }
 
 void mpg_gradient_grouped_dot(mpg_gradient *g) {
   const mpg_grouped_dot_params *p = g->params;
+  mpg_grouped_outer_params outer = {.first = p->first, .groups = p->groups};
   mpg_value data = g->inputs[0], weight = g->inputs[1], counts = g->inputs[2];
   if (!mpg_has_value(G)) return;
-  if (g->needed[0]) g->in_grads[0] = emit_grouped_dot(g, G, weight, counts, !p->transpose_b);
+  if (g->needed[0])
+    g->in_grads[0] = emit_grouped_dot(g, G, weight, counts, !p->transpose_b, p->first, p->groups);
   if (g->needed[1])
-    g->in_grads[1] = mpg_emit3(g, MPG_OP__grouped_outer, NULL, p->transpose_b ? G : data,
+    g->in_grads[1] = mpg_emit3(g, MPG_OP__grouped_outer, &outer, p->transpose_b ? G : data,
                                p->transpose_b ? data : G, counts);
 }
 
 void mpg_gradient_grouped_outer(mpg_gradient *g) {
+  const mpg_grouped_outer_params *p = g->params;
   mpg_value lhs = g->inputs[0], rhs = g->inputs[1], counts = g->inputs[2];
   if (!mpg_has_value(G)) return;
-  if (g->needed[0]) g->in_grads[0] = emit_grouped_dot(g, rhs, G, counts, true);
-  if (g->needed[1]) g->in_grads[1] = emit_grouped_dot(g, lhs, G, counts, false);
+  if (g->needed[0]) g->in_grads[0] = emit_grouped_dot(g, rhs, G, counts, true, p->first, p->groups);
+  if (g->needed[1])
+    g->in_grads[1] = emit_grouped_dot(g, lhs, G, counts, false, p->first, p->groups);
 }
 
 void mpg_gradient_add_loss(mpg_gradient *g) {

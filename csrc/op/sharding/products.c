@@ -143,10 +143,23 @@ mpg_status mpg_sharding_token_units(mpg_sharding *s) {
                     mpg_out_axis(s, 0, s->outputs[0].shape.ndim - 1));
 }
 
-/* data (rows, K), weight (groups, N, K) or (groups, K, N), counts (groups). Rows and groups have no
- * factor, because the contents of `counts` relate them. */
+static mpg_status localize_grouped_dot(const mpg_part_call *call, void *params) {
+  mpg_grouped_dot_params *p = params;
+  int64_t first, groups = call->inputs[1].shape.dims[0];
+  if (groups == call->whole_inputs[1].shape.dims[0]) return MPG_OK;
+  MPG_TRY(mpg_part_first(call, 1, 0, &first));
+  p->first += first;
+  p->groups = groups;
+  return MPG_OK;
+}
+
+/* data (rows, K), weight (groups, N, K) or (groups, K, N), counts (groups). Rows have no factor,
+ * because the contents of `counts` say to which groups they belong. A part of the groups gives the
+ * rows of these groups, and zeros elsewhere. */
 mpg_status mpg_sharding_grouped_dot(mpg_sharding *s) {
   PARAMS(grouped_dot);
+  s->localize = localize_grouped_dot;
+  MPG_TRY(MPG_FACTOR(s, SUM, mpg_in_axis(1, 0)));
   int units = p->transpose_b ? 1 : 2;
   MPG_TRY(MPG_FACTOR(s, PASS, mpg_in_axis(1, units), mpg_out_axis(s, 0, 1)));
   return MPG_FACTOR(s, SUM, mpg_in_axis(0, 1), mpg_in_axis(1, 3 - units));

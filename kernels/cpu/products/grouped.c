@@ -117,9 +117,14 @@ static const int64_t strip_f64 = 2 * LANES;
 #undef NAME
 #undef LANES_OF_DOUBLE
 
-/* Computes offsets from counts, which are clipped to the number of rows. */
-static void find_groups(grouped *g, const int32_t *counts, int64_t rows) {
-  g->offsets[0] = g->panels[0] = 0;
+/* Computes offsets from counts, which are clipped to the number of rows. The first group is
+ * counts[first]. */
+static void find_groups(grouped *g, const int32_t *counts, int64_t first, int64_t rows) {
+  int64_t before = 0;
+  for (int64_t e = 0; e < first; e++) before += counts[e] < 0 ? 0 : counts[e];
+  g->offsets[0] = least(before, rows);
+  g->panels[0] = 0;
+  counts += first;
   for (int64_t e = 0; e < g->groups; e++) {
     int64_t left = rows - g->offsets[e], count = counts[e] < 0 ? 0 : counts[e];
     g->offsets[e + 1] = g->offsets[e] + least(count, left);
@@ -127,12 +132,11 @@ static void find_groups(grouped *g, const int32_t *counts, int64_t rows) {
   }
 }
 
-/* Runs a product. `counts` are the sizes of groups of `rows` rows; a row of A has `width`
- * elements. */
-static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *counts, int64_t rows,
-                      int64_t width) {
+/* Runs a product. `counts` are the sizes of groups of `rows` rows, of which the groups from `first`
+ * on have matrices; a row of A has `width` elements. */
+static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *counts,
+                      int64_t first, int64_t rows, int64_t width) {
   bool wide = g->compute == MPG_COMPUTE_F64;
-  g->groups = counts->desc.shape.dims[0];
   g->narrow = !mpg_compute_direct(g->compute, g->dtype);
   g->strip = g->dots ? PANEL_COLUMNS : wide ? strip_f64 : strip_f32;
   g->strips = (g->n + g->strip - 1) / g->strip;
@@ -150,7 +154,7 @@ static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *c
   g->offsets = (int64_t *)(void *)memory;
   g->panels = g->offsets + g->groups + 1;
   g->scratch = memory + tables + widened;
-  find_groups(g, counts->data, rows);
+  find_groups(g, counts->data, first, rows);
   if (g->narrow) {
     mpg_cpu_widen(call, g->dtype, g->a, g->offsets[g->groups] * width,
                   (float *)(void *)(memory + tables));
@@ -167,30 +171,34 @@ mpg_status mpg_cpu_grouped_dot(const mpg_kernel_call *call) {
   grouped g = {.dtype = data->desc.dtype,
                .compute = mpg_compute_of(data->desc.dtype),
                .dots = p->transpose_b,
+               .groups = call->inputs[1].desc.shape.dims[0],
                .n = out->desc.shape.dims[1],
                .k = k,
                .a = data->data,
                .b = call->inputs[1].data,
                .c = out->data};
   if (!rows || !g.n) return MPG_OK;
-  MPG_TRY(run(call, &g, &call->inputs[2], rows, k));
-  int64_t used = g.offsets[g.groups];
+  MPG_TRY(run(call, &g, &call->inputs[2], p->first, rows, k));
+  int64_t begin = g.offsets[0], end = g.offsets[g.groups];
   size_t row = (size_t)g.n * mpg_dtype_size(g.dtype);
-  memset((char *)g.c + (size_t)used * row, 0, (size_t)(rows - used) * row);
+  memset(g.c, 0, (size_t)begin * row);
+  memset((char *)g.c + (size_t)end * row, 0, (size_t)(rows - end) * row);
   return MPG_OK;
 }
 
 mpg_status mpg_cpu_grouped_outer(const mpg_kernel_call *call) {
+  const mpg_grouped_outer_params *p = call->params;
   const mpg_view *lhs = &call->inputs[0], *rhs = &call->inputs[1];
   int64_t rows = lhs->desc.shape.dims[0];
   grouped g = {.dtype = lhs->desc.dtype,
                .compute = mpg_compute_of(lhs->desc.dtype),
                .outer = true,
+               .groups = call->outputs[0].desc.shape.dims[0],
                .m = lhs->desc.shape.dims[1],
                .n = rhs->desc.shape.dims[1],
                .a = lhs->data,
                .b = rhs->data,
                .c = call->outputs[0].data};
   if (!g.m || !g.n) return MPG_OK;
-  return run(call, &g, &call->inputs[2], rows, g.m);
+  return run(call, &g, &call->inputs[2], p->first, rows, g.m);
 }

@@ -15,9 +15,10 @@ struct grouped {
   const void *a, *b;
   void *c;
   const int32_t *counts;
-  int64_t groups, rows; /* groups, and rows of all groups together */
-  int64_t n, k;         /* columns of the result; size of a sum (grouped_dot) */
-  int64_t m;            /* rows of a matrix of the result (grouped_outer) */
+  int64_t groups, rows;    /* groups, and rows of all groups together */
+  int64_t first, matrices; /* the groups that have a matrix: [first, first + matrices) */
+  int64_t n, k;            /* columns of the result; size of a sum (grouped_dot) */
+  int64_t m;               /* rows of a matrix of the result (grouped_outer) */
 };
 
 /* The rows of a tile; group is -1 for rows after the last group. */
@@ -144,7 +145,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) dot_kernel(grouped g) {
   int64_t column = (int64_t)blockIdx.y * S::COLUMNS,
           columns = g.n - column < S::COLUMNS ? g.n - column : (int64_t)S::COLUMNS;
   T *c = (T *)g.c + t.row * g.n + column;
-  if (t.group < 0) {
+  t.group -= g.first;
+  if (t.group < 0 || t.group >= g.matrices) {
     for (int64_t i = threadIdx.x; i < t.rows * columns; i += MPG_CUDA_THREADS)
       c[i / columns * g.n + i % columns] = mpg_to<T>((mpg_compute_t<T>)0);
     return;
@@ -159,8 +161,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) outer_kernel(grouped g) {
   int64_t row = (int64_t)blockIdx.x * square::ROWS, column = (int64_t)blockIdx.y * square::COLUMNS,
           rows = g.m - row < square::ROWS ? g.m - row : (int64_t)square::ROWS,
           columns = g.n - column < square::COLUMNS ? g.n - column : (int64_t)square::COLUMNS;
-  for (int64_t group = blockIdx.z; group < g.groups; group += gridDim.z) {
-    int64_t before = 0;
+  for (int64_t matrix = blockIdx.z; matrix < g.matrices; matrix += gridDim.z) {
+    int64_t before = 0, group = g.first + matrix;
     for (int64_t e = threadIdx.x; e < group; e += MPG_CUDA_THREADS)
       before += g.counts[e] > 0 ? g.counts[e] : 0;
     before = mpg_block_reduce(before, (int64_t)0, mpg_plus());
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS) outer_kernel(grouped g) {
     if (count > g.rows - first) count = g.rows - first;
     multiply_tile<T, square>(
         (const T *)g.a + first * g.m + row, 1, g.m, (const T *)g.b + first * g.n + column, 1, g.n,
-        (T *)g.c + (group * g.m + row) * g.n + column, g.n, rows, columns, count);
+        (T *)g.c + (matrix * g.m + row) * g.n + column, g.n, rows, columns, count);
   }
 }
 
@@ -198,6 +200,7 @@ mpg_status mpg_cuda_grouped_dot(const mpg_kernel_call *call) {
   g.a = call->inputs[0].data, g.b = call->inputs[1].data, g.c = call->outputs[0].data;
   g.counts = (const int32_t *)call->inputs[2].data;
   g.groups = call->inputs[2].desc.shape.dims[0];
+  g.first = p->first, g.matrices = call->inputs[1].desc.shape.dims[0];
   g.rows = data->dims[0], g.k = data->dims[1], g.n = call->outputs[0].desc.shape.dims[1];
   if (!g.rows || !g.n) return MPG_OK;
   MPG_TRY(check_columns(call, g.n));
@@ -209,17 +212,19 @@ mpg_status mpg_cuda_grouped_dot(const mpg_kernel_call *call) {
 }
 
 mpg_status mpg_cuda_grouped_outer(const mpg_kernel_call *call) {
+  const mpg_grouped_outer_params *p = (const mpg_grouped_outer_params *)call->params;
   grouped g = {};
   g.a = call->inputs[0].data, g.b = call->inputs[1].data, g.c = call->outputs[0].data;
   g.counts = (const int32_t *)call->inputs[2].data;
   g.groups = call->inputs[2].desc.shape.dims[0];
+  g.first = p->first, g.matrices = call->outputs[0].desc.shape.dims[0];
   g.rows = call->inputs[0].desc.shape.dims[0];
   g.m = call->inputs[0].desc.shape.dims[1], g.n = call->inputs[1].desc.shape.dims[1];
   if (!g.m || !g.n) return MPG_OK;
   MPG_TRY(check_columns(call, g.n));
   dim3 grid((unsigned)((g.m + square::ROWS - 1) / square::ROWS),
             (unsigned)((g.n + square::COLUMNS - 1) / square::COLUMNS),
-            (unsigned)(g.groups < 65535 ? g.groups : 65535));
+            (unsigned)(g.matrices < 65535 ? g.matrices : 65535));
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
                        return mpg_cuda_launch(call, outer_kernel<T>, grid, MPG_CUDA_THREADS, 0, g))
   return MPG_OK;
