@@ -45,6 +45,22 @@ def rotated(x, positions, frequencies, factor=1, sign=1):
     return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
 
 
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+@pytest.mark.parametrize("start", [0, 7, 100000])
+def test_start_is_the_first_position(layout, start):
+    results = []
+    for given in ((), (nd.arange(start, start + 6, dtype="int32", ctx=on(0)),)):
+        options = {} if given else {"start": start}
+        x = nd.array(np.random.RandomState(0).randn(2, 6, 6, 8), ctx=on(0))
+        x.attach_grad()
+        with autograd.record():
+            y = nd.contrib.rotary(x, *given, layout=layout, **options)
+        y.backward(y * 2)
+        results.append((y.asnumpy(), x.grad.asnumpy()))
+    for found, wanted in zip(*results):
+        np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 def test_scalings_and_their_gradients_match_numpy(scaling, layout):
