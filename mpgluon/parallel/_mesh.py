@@ -422,7 +422,7 @@ class Mesh:
             dimension is too small.
         MXNetError
             If the network contains Blocks that are not HybridBlocks, is partitioned or placed
-            already, has parameters of unknown shapes, or if devices belong to ranks.
+            already, or has parameters of unknown shapes.
 
         Examples
         --------
@@ -459,12 +459,6 @@ class Mesh:
             raise MXNetError(
                 "Mesh.partition: a network with stages (Mesh.place, or an axis 'stage') cannot be "
                 "partitioned yet; use a mesh without 'stage'"
-            )
-        remote = [ctx for ctx in self.devices if ctx.rank is not None]
-        if remote:
-            raise MXNetError(
-                f"Mesh.partition: {remote[0]} belongs to a rank, and networks cannot be "
-                "partitioned over ranks yet; use Mesh.place, or devices of this process"
             )
         refuse_inner(net, "Mesh.partition", self)
         mesh = self._with_leaves(leaves) if sums == "tree" else self

@@ -35,7 +35,9 @@ def test_mistakes_raise_errors_on_all_ranks():
         for branch in ("eager_branch", "hybridized_branch", "eager_loop"):
             assert "is on cpu(0, rank=0), so other ranks do not have" in found[branch]
         assert "rank 2 does not exist" in found["unknown_rank"]
-        assert "cannot be partitioned over ranks yet" in found["partition_over_ranks"]
+        local = found["local_input_of_a_partition"]
+        assert "is on cpu(0, rank=0), but the input is on cpu(0)" in local
+        assert "the ranks have traced different graphs" in found["different_partitions"]
         assert "on cpu(0, rank=0)" in found["two_ranks_in_one_op"]
         assert "different programs" in found["different_counts"]
     assert "on rank 0:" in second["failed_work"]

@@ -313,8 +313,7 @@ bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node) {
 }
 
 bool mpg_node_is_paced(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_crosses(graph, node) && ((const mpg_copyto_params *)node->params)->paced &&
-         mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device.rank == node->device.rank;
+  return mpg_node_crosses(graph, node) && ((const mpg_copyto_params *)node->params)->paced;
 }
 
 bool mpg_graph_spans_ranks(const mpg_graph *graph) {

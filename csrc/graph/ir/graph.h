@@ -161,8 +161,8 @@ static inline bool mpg_node_is_reshape(const mpg_node *node) {
 }
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
-/* True for a crossing copy that waits for the receiving device before it starts. Copies between
- * ranks do not wait. */
+/* True for a crossing copy that waits for the receiving device before it starts. Between ranks,
+ * only the receiving rank waits: it does not take the data earlier. */
 bool mpg_node_is_paced(const mpg_graph *graph, const mpg_node *node);
 
 /* Position of a batch's rows in a random draw. The draw is viewed as an array of shape (outer,

@@ -199,6 +199,7 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   if (mpg_node_is_paced(l->graph, node) && !segment) {
     MPG_TRY(enter_segment(l, slot, NULL));
     MPG_TRY(join(l, runs_on, slot));
+    program->instructions[program->count - 1].paces = true;
   }
   mpg_instruction instruction = {
       .kind = crosses ? MPG_COPY : MPG_RUN,

@@ -61,7 +61,8 @@ static void *operand_address(const mpg_call_frame *frame, const mpg_program *pro
 }
 
 /* Runs this process's share of a remote device's program: receives the data that the device sends
- * to this process, and signals. */
+ * to this process, and signals. Waits only for devices of this process that pace a copy. Failed
+ * work of these devices has no effect on the data, so it is not checked. */
 static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
   const mpg_call_frame *frame = state->frame;
   const mpg_program_segment *segment = &frame->set->segments[state->segment];
@@ -71,12 +72,16 @@ static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
     mpg_transfer transfer;
     bool done;
     if (instruction->kind == MPG_SIGNAL) mpg_run_signal(run, run->first_tick + instruction->tick);
+    mpg_device *peer = frame->set->programs[instruction->peer].device;
+    if (instruction->kind == MPG_WAIT && instruction->paces && !peer->remote) {
+      mpg_tick tick = frame->first_ticks[instruction->segment] + instruction->tick;
+      if (!mpg_run_wait(run, (mpg_point){peer, tick, true})) return MPG_OK;
+    }
     if (instruction->kind != MPG_COPY ||
         transfer_of(frame, program, instruction, &transfer) != MPG_TRANSFER_RECEIVE)
       continue;
     void *target = operand_address(frame, program, instruction->operands + 1);
-    mpg_device *to = frame->set->programs[instruction->peer].device;
-    MPG_TRY(mpg_transfer_receive(run, &transfer, to, target, &done));
+    MPG_TRY(mpg_transfer_receive(run, &transfer, peer, target, &done));
     if (!done) return MPG_OK;
   }
   return MPG_OK;

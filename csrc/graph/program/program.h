@@ -39,6 +39,7 @@ typedef struct mpg_instruction {
   uint8_t kind; /* mpg_instruction_kind */
   bool train, backward;
   bool recomputes;  /* recomputes a node of the forward phase */
+  bool paces;       /* waits only: a paced copy waits for its receiving device */
   uint32_t peer;    /* slot of the other device, the target of a copy or the source of a wait */
   uint32_t segment; /* waits only: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */

@@ -56,8 +56,21 @@ def unknown_rank():
     mx.cpu(0, rank=2)
 
 
-def partition_over_ranks():
-    par.Mesh({"data": 2}, DEVICES).partition(nn.Dense(4, in_units=3))
+def partitioned(axes):
+    """A layer over two ranks. `axes` is the annotation of its input."""
+    net = nn.Dense(4, in_units=3)
+    net.initialize(ctx=DEVICES[0])
+    par.Mesh({"data": 2}, DEVICES).partition(net, {"data0": axes})
+    net.hybridize()
+    return net
+
+
+def local_input_of_a_partition():
+    partitioned("data")(nd.ones((2, 3)))
+
+
+def different_partitions():
+    partitioned("data" if RANK else (None, None))(nd.ones((2, 3), ctx=DEVICES[0]))
 
 
 def two_ranks_in_one_op():
@@ -129,7 +142,8 @@ MISTAKES = [
     failed_work,
     reading,
     unknown_rank,
-    partition_over_ranks,
+    local_input_of_a_partition,
+    different_partitions,
 ]
 MISTAKES += [two_ranks_in_one_op, different_counts]
 

@@ -1,0 +1,194 @@
+"""Networks that are partitioned over four devices, which are divided among ranks. Prints a hash of
+each program's results.
+
+mpirun -n 2 python partitioned_programs.py      or, all in one process, without mpirun
+"""
+
+import sys
+import tempfile
+
+from registered import LOSS, PROGRAMS, inputs, main, program, values
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon._internal import ranks
+from mpgluon.gluon import nn
+from support.pipelines import Attention
+
+SHARD = {"data": 2, "shard": 2}, None
+UNEVEN = {"shard": [3, 1, 2, 1]}, None
+MODEL = (
+    {"data": 2, "model": 2},
+    {"data0": "data", "0.weight": "model", "2.weight": (None, "model")},
+)
+ADAM = "adam", {"learning_rate": 1e-2}
+
+
+def mlp():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(64, in_units=48, activation="relu"), nn.LayerNorm(in_channels=64))
+    net.add(nn.Dense(40, in_units=64), nn.Dense(10, in_units=40))
+    return net
+
+
+def build(make, devices, where, **flags):
+    mx.random.seed(3)
+    net = make()
+    net.initialize(mx.init.Xavier(), ctx=devices[0])
+    if where is not None:
+        par.Mesh(where[0], devices).partition(net, where[1])
+    net.hybridize(**flags)
+    return net
+
+
+def train(net, device, trainer, numbers=(0, 1, 2), shape=(8, 48)):
+    kept = []
+    for i in numbers:
+        x = inputs(i, shape, device)
+        labels = nd.array([k % 10 for k in range(shape[0])], ctx=device)
+        with autograd.record():
+            loss = LOSS(net(x), labels)
+        loss.backward()
+        trainer.step(shape[0])
+        kept.append(loss)
+    return [*kept, net(x)]
+
+
+for name, where in {"shard": SHARD, "uneven": UNEVEN, "model": MODEL}.items():
+    for way, flags in {
+        "hybridized": {},
+        "eager": {"active": False},
+        "recomputed": {"recompute": True},
+        "clipped": {},
+    }.items():
+
+        def loop(devices, where=where, way=way, flags=flags):
+            net = build(mlp, devices, where, **flags)
+            clipping = {"clip_global_norm": 0.5} if way == "clipped" else {}
+            trainer = gluon.Trainer(net.collect_params(), *ADAM, **clipping)
+            return [*train(net, devices[0], trainer), *values(net)]
+
+        PROGRAMS[f"{name}_{way}"] = loop
+
+    for micro_batches in (1, 4):
+
+        def steps(devices, where=where, micro_batches=micro_batches):
+            net = build(mlp, devices, where)
+            trainer = gluon.Trainer(net.collect_params(), *ADAM)
+            step = par.TrainStep(net, LOSS, trainer, par.Pipeline(micro_batches))
+            labels = nd.array([k % 10 for k in range(8)], ctx=devices[0])
+            losses = [step(inputs(i, (8, 48), devices[0]), labels) for i in range(3)]
+            return [*losses, *values(net)]
+
+        PROGRAMS[f"{name}_steps_{micro_batches}"] = steps
+
+
+@program
+def attention(devices):
+    """Heads along 'model', and the batch along 'data', with dropout."""
+
+    def make():
+        net = nn.HybridSequential()
+        for _ in range(2):
+            net.add(Attention(16))
+        net.add(nn.Dense(10, in_units=48))
+        return net
+
+    plan = {"data0": "data", ".*qkv.weight": "model:3", ".*out.weight": (None, "model")}
+    net = build(make, devices, ({"data": 2, "model": 2}, plan))
+    trainer = gluon.Trainer(net.collect_params(), *ADAM)
+    return [*train(net, devices[0], trainer, shape=(8, 3, 16)), *values(net)]
+
+
+@program
+def convolutions(devices):
+    """Channels along 'model'; BatchNorm in training is computed on the first device."""
+
+    def make():
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8))
+        net.add(nn.Conv2D(8, 3, in_channels=8, activation="relu"), nn.GlobalAvgPool2D())
+        net.add(nn.Dense(10, in_units=8))
+        return net
+
+    plan = {"data0": "data", "[02].weight": "model"}
+    net = build(make, devices, ({"data": 2, "model": 2}, plan))
+    trainer = gluon.Trainer(net.collect_params(), *ADAM)
+    return [*train(net, devices[0], trainer, shape=(4, 3, 8, 8)), *values(net)]
+
+
+@program
+def initialized_after(devices):
+    """The parts are initialized on their devices."""
+    net = mlp()
+    par.Mesh({"shard": 4}, devices).partition(net)
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), *ADAM)
+    return [*train(net, devices[0], trainer), *values(net)]
+
+
+@program
+def gradient_of_gradient(devices):
+    net = build(mlp, devices, SHARD)
+    x = inputs(0, (8, 48), devices[0])
+    x.attach_grad()
+    with autograd.record():
+        y = (net(x) ** 2).sum()
+        first = autograd.grad(y, x, create_graph=True, retain_graph=True)[0]
+        z = (first**2).sum() + y
+    z.backward()
+    return [first, x.grad, *[p.grad() for p in net.collect_params().values()]]
+
+
+@program
+def checkpoints(devices):
+    """A checkpoint of a partitioned network continues on any other mesh."""
+    kept, states = [], [SHARD, MODEL, UNEVEN, None, SHARD]
+    with tempfile.TemporaryDirectory() as folder:
+        folder = ranks.gather("the folder", folder)[0]
+        for number, where in enumerate(states):
+            net = build(mlp, devices, where)
+            trainer = gluon.Trainer(net.collect_params(), *ADAM)
+            if number:
+                par.load(folder, net, trainer)
+            kept += [*train(net, devices[0], trainer, [number]), *values(net)]
+            par.save(folder, net, trainer)
+        par.barrier()
+    return kept
+
+
+@program
+def memory(devices):
+    """Each device holds its share of the parameters and a few whole layers. Weights that arrive
+    from another rank wait for the device that gathers them."""
+    layers, units = 12, 128
+    net = nn.HybridSequential()
+    for _ in range(layers):
+        net.add(nn.Dense(units, activation="relu", use_bias=False, in_units=units))
+    own = [ctx for ctx in devices if ctx.rank in (None, par.rank())]
+    before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in own}
+    net.initialize(ctx=devices[0])
+    par.Mesh({"shard": 4}, devices).partition(net)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam")
+    x = inputs(0, (8, units), devices[0])
+    for step in range(3):
+        nd.waitall()
+        par.barrier()
+        for ctx in own if step == 2 else ():
+            mx.context.reset_peak_memory(ctx)
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        trainer.step(8)
+    nd.waitall()
+    layer = 4 * units * units
+    for ctx in own:
+        peak = (mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]) / layer
+        assert layers <= peak <= 1.05 * (layers + 3), (ctx, peak)
+    return [y]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
