@@ -204,6 +204,20 @@ class Mesh:
         at = {"data": data, "stage": stage, "model": model}
         return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
 
+    def devices_of_stage(self, stage: int) -> list[Context]:
+        """Returns the devices of a stage, in the order of the mesh.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2}, [mx.cpu(i) for i in range(4)])
+        >>> mesh.devices_of_stage(0)
+        [cpu(0), cpu(2)]
+        """
+        if "stage" not in self.axes:
+            return list(self.devices)
+        axis = list(self.axes).index("stage")
+        return [ctx for at, ctx in self._at.items() if at[axis] == stage]
+
     def split_and_load(
         self, data: Any, batch_axis: int = 0, even_split: bool = True, stage: int = 0
     ) -> list[nd.NDArray]:
@@ -309,13 +323,7 @@ class Mesh:
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
         refuse_inner(net, "Mesh.place", self)
         refuse_partitioned(net, "Mesh.place", "a network is either placed or partitioned")
-        assigned = self._assign(net, stages)
-        for block in assigned:
-            if group_of(block) is not None and not is_placement(group_of(block)):
-                raise MXNetError(
-                    f"Mesh.place: block '{block.name}' already belongs to ctx_group "
-                    f"{group_of(block)!r}; only networks without groups can be placed"
-                )
+        assigned = self._assign(net, stages, "Mesh.place")
         count, stage_of = self.size("model"), _stages(net, assigned)
         for block in stage_of:
             if isinstance(block, SplitLayer) and len(block.ctx) != count:
@@ -335,8 +343,7 @@ class Mesh:
         )
         assigned = {made.get(block, block): stage for block, stage in assigned.items()}
         forget_placement(net)
-        for block, stage in assigned.items():
-            set_group(block, f"{_GROUP}{stage}")
+        _set_stages(assigned)
         for block, stage in _stages(net, assigned).items():
             if isinstance(block, SplitLayer):
                 lines = [
@@ -364,6 +371,7 @@ class Mesh:
         sums: str = "order",
         leaves: int | dict[str, int] = 4,
         context: str = "gather",
+        stages: Sequence[Any] | dict[Any, int] | None = None,
     ) -> Block:
         """Divides a hybridized network over the devices of the mesh.
 
@@ -375,6 +383,10 @@ class Mesh:
 
         Divided parameters are replaced by their parts, ``shard0_weight``, ``shard1_weight``, ...,
         each with its gradient and optimizer states on its device. Create the Trainer afterwards.
+
+        On a mesh with an axis ``stage``, the blocks of the network are placed on stages, and each
+        stage is divided over its own devices. A stage's first device computes its undivided
+        operators. Inputs may be on any device, and results are on the first device of their stage.
 
         Parameters
         ----------
@@ -409,6 +421,9 @@ class Mesh:
             and values there. 'ulysses' computes a part of the heads on each device: an all-to-all
             cuts queries, keys and values along heads, and another one cuts the results along time.
             It needs at least one key head for each device.
+        stages : list or dict, optional
+            The blocks of each stage, as in `place`. By default, a network that `place` has put on
+            as many stages keeps them, and other networks are cut as by `place`.
 
         Returns
         -------
@@ -455,14 +470,28 @@ class Mesh:
             raise ValueError(
                 f"Mesh.partition: context must be 'gather' or 'ulysses', not {context!r}{reason}"
             )
-        if self.size("stage") > 1 or placement(net) is not None:
-            raise MXNetError(
-                "Mesh.partition: a network with stages (Mesh.place, or an axis 'stage') cannot be "
-                "partitioned yet; use a mesh without 'stage'"
-            )
         refuse_inner(net, "Mesh.partition", self)
         mesh = self._with_leaves(leaves) if sums == "tree" else self
-        divide_network(mesh, net, plan, "tree" if sums == "tree" else partition, context)
+        mode, count = "tree" if sums == "tree" else partition, self.size("stage")
+        if count == 1:
+            if stages is not None:
+                raise ValueError("Mesh.partition: stages= needs a mesh with an axis 'stage'")
+            divide_network(mesh, net, plan, mode, context, _stages(net, {}))
+            return net
+        if len(self.axes) == 1:
+            raise ValueError("Mesh.partition: the mesh has only the axis 'stage'; use Mesh.place")
+        assigned = _placed_stages(net, count) if stages is None else None
+        if assigned is None:
+            assigned = self._assign(net, stages, "Mesh.partition")
+        divide_network(mesh, net, plan, mode, context, _stages(net, assigned))
+        forget_placement(net)
+        _set_stages(assigned)
+        replicas = Replicas([{f"{_GROUP}{s}": self.device(stage=s) for s in range(count)}], self)
+        set_devices_of_groups(net, replicas)
+        homes = replicas.homes(net)
+        for param in net.collect_params().values():
+            param.floating = False
+            param.placed = _MeshDevices(homes[param], replicas)
         return net
 
     def _with_leaves(self, leaves):
@@ -480,6 +509,7 @@ class Mesh:
         owners = []
         for axis, size in self.axes.items():
             count = leaves.get(axis, 4) if isinstance(leaves, dict) else leaves
+            count = size if axis == "stage" else count
             if not isinstance(count, int) or isinstance(count, bool):
                 raise TypeError(f"Mesh.partition: leaves must be integers, not {count!r}")
             parts = divide(count, size, self.weights.get(axis)) if count >= size else [(0, 0)]
@@ -512,8 +542,18 @@ class Mesh:
         }
         return {**groups, **beside}
 
-    def _assign(self, net, stages):
-        """Returns the stage of each block, as a dict."""
+    def _assign(self, net, stages, who):
+        """Returns the stage of each block that is assigned to one, as a dict."""
+        assigned = self._read_stages(net, stages, who)
+        for block in assigned:
+            if group_of(block) is not None and not is_placement(group_of(block)):
+                raise MXNetError(
+                    f"{who}: block '{block.name}' already belongs to ctx_group "
+                    f"{group_of(block)!r}; only networks without groups can be placed"
+                )
+        return assigned
+
+    def _read_stages(self, net, stages, who):
         count = self.size("stage")
         if stages is None:
             units = _chain(net)
@@ -521,7 +561,7 @@ class Mesh:
                 return {net: 0}
             if len(units) < count:
                 raise MXNetError(
-                    f"Mesh.place: '{net.name}' has {len(units)} consecutive parts "
+                    f"{who}: '{net.name}' has {len(units)} consecutive parts "
                     f"({brief(unit.name for unit in units)}), too few for {count} stages; "
                     "assign blocks to stages with stages="
                 )
@@ -541,28 +581,27 @@ class Mesh:
             if isinstance(block, str):
                 if block not in paths:
                     raise MXNetError(
-                        f"Mesh.place: '{net.name}' has no block at path {block!r}; its paths "
+                        f"{who}: '{net.name}' has no block at path {block!r}; its paths "
                         f"are {brief(path for path in paths if path)}"
                     )
                 block = paths[block]
             if block not in known:
                 raise MXNetError(
-                    f"Mesh.place: {getattr(block, 'name', block)!r} is not a descendant of "
-                    f"'{net.name}'"
+                    f"{who}: {getattr(block, 'name', block)!r} is not a descendant of '{net.name}'"
                 )
             if not isinstance(stage, int) or not 0 <= stage < count:
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' is assigned to stage {stage}, but the "
+                    f"{who}: block '{block.name}' is assigned to stage {stage}, but the "
                     f"mesh has stages 0 to {count - 1}"
                 )
             if assigned.setdefault(block, stage) != stage:
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' is assigned to both stages "
+                    f"{who}: block '{block.name}' is assigned to both stages "
                     f"{assigned[block]} and {stage}"
                 )
         empty = [stage for stage in range(count) if stage not in assigned.values()]
         if empty:
-            raise MXNetError(f"Mesh.place: stage {empty[0]} of {count} has no blocks")
+            raise MXNetError(f"{who}: stage {empty[0]} of {count} has no blocks")
         return assigned
 
 
@@ -698,6 +737,21 @@ def _stages(net, assigned):
 
     visit(net, 0)
     return stages
+
+
+def _set_stages(assigned):
+    for block, stage in assigned.items():
+        set_group(block, f"{_GROUP}{stage}")
+
+
+def _placed_stages(net, count):
+    """Returns the stage of each block that `Mesh.place` has assigned to one of `count` stages, or
+    None if it has not placed the network on this number of stages."""
+    mesh = getattr(placement(net), "mesh", None)
+    if not isinstance(mesh, Mesh) or mesh.size("stage") != count:
+        return None
+    groups = {block: group_of(block) for block in [net, *[block for _, _, _, block in walk(net)]]}
+    return {block: int(group[len(_GROUP) :]) for block, group in groups.items() if group}
 
 
 def _chain(block):

@@ -12,6 +12,7 @@ from .._core import random_state
 from ..base import MXNetError
 from ..gluon._nested import flatten, regroup
 from ..gluon._tree import (
+    devices_of_groups,
     division_of,
     forget_compiled,
     own_parameters,
@@ -85,10 +86,13 @@ class Division:
         name of a parameter -> `Joined`
     inputs : dict
         index of an input -> annotation. `every` applies to the others.
+    homes : list of Context
+        First device of each stage; empty without stages. Inputs on other devices are moved to the
+        first stage.
     """
 
-    def __init__(self, mesh: str, home: Context) -> None:
-        self.mesh, self.home = mesh, home
+    def __init__(self, mesh: str, home: Context, homes: list[Context]) -> None:
+        self.mesh, self.home, self.homes = mesh, home, homes
         self.parts: dict[str, Joined] = {}
         self.inputs: dict[int, str] = {}
         self.every: str | None = None
@@ -127,6 +131,8 @@ class Division:
         for index, array in enumerate(arrays):
             axes = self.inputs.get(index, self.every)
             if axes is not None and (array.ndim or index in self.inputs):
+                if self.homes and array.context not in self.homes:
+                    array = array.as_in_context(self.homes[0])
                 array = nd.contrib.sharded(array, axes=axes, mesh=self.mesh)
             result.append(array)
         return result
@@ -161,8 +167,12 @@ def mesh_text(mesh: Any, mode: str, context: str) -> str:
         for axis, size in mesh.axes.items()
         if axis != "stage"
     ]
+    stages = range(mesh.size("stage"))
+    if len(stages) > 1:
+        names.insert(0, f"stage={len(stages)}")
+    devices = [str(ctx) for stage in stages for ctx in mesh.devices_of_stage(stage)]
     options = [option for option in (mode, context) if option not in ("fast", "gather")]
-    return ";".join([",".join(names), ",".join(map(str, mesh.devices)), *options])
+    return ";".join([",".join(names), ",".join(devices), *options])
 
 
 def _fits(mesh, axis, size):
@@ -303,9 +313,15 @@ def _values_to(param, family):
 
 
 def partition(
-    mesh: Any, net: HybridBlock, plan: dict[str, Any] | None, mode: str, context: str
+    mesh: Any,
+    net: HybridBlock,
+    plan: dict[str, Any] | None,
+    mode: str,
+    context: str,
+    stages: dict[Any, int],
 ) -> None:
-    """See `Mesh.partition`. `mode` is 'fast', 'exact' or 'tree'."""
+    """See `Mesh.partition`. `mode` is 'fast', 'exact' or 'tree', and `stages` has the stage of each
+    block."""
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     for path, block in blocks.items():
         if not isinstance(block, HybridBlock):
@@ -315,9 +331,14 @@ def partition(
             )
         if division_of(block) is not None:
             raise MXNetError(f"Mesh.partition: '{path or net.name}' is partitioned already")
+        if devices_of_groups(block) is not None and mesh.size("stage") == 1:
+            raise MXNetError(
+                f"Mesh.partition: '{path or net.name}' is placed on devices; partition a network "
+                "that is not placed, or use a mesh with an axis 'stage'"
+            )
     work = _Plan(mesh, net, plan)
     by_path = parameters_by_path(net)
-    home, text = mesh.devices[0], mesh_text(mesh, mode, context)
+    text, homes = mesh_text(mesh, mode, context), mesh.line("stage")
     cuts: dict[Any, Cut] = {}
     for path, (entries, stored) in work.parameters.items():
         param = by_path[path]
@@ -335,24 +356,34 @@ def partition(
                 f"Mesh.partition: '{param.name}' belongs to a layer that is split over devices "
                 "already (Mesh.place, mx.parallel.shard); partition the network with plain layers"
             )
+    stage_of: dict[Any, int] = {}  # of each parameter: the stage of the first block that has it
+    for block in blocks.values():
+        for param in own_parameters(block).values():
+            stage_of.setdefault(param, stages[block])
+
+    def new_division(block):
+        return Division(text, homes[stages[block]], homes if len(homes) > 1 else [])
+
     with autograd.pause():
         for param in net.collect_params().values():
             if param in cuts:
                 continue
+            home = homes[stage_of.get(param, 0)]
             if param.arrays is not None or param.deferred_init:
                 param.reset_ctx(home)
             param.placed = [home]
         for param, cut in cuts.items():
-            _divide(mesh, blocks, param, cut, text)
-    division = division_of(net) or Division(text, home)
+            _divide(mesh, blocks, param, cut, stage_of.get(param, 0), new_division)
+    division = division_of(net) or new_division(net)
     division.inputs, division.every = work.inputs, work.every
     set_division(net, division)
     for block in blocks.values():
         forget_compiled(block)
 
 
-def _divide(mesh, blocks, param, cut, text):
-    """Replaces a parameter by its parts, in all blocks that have it."""
+def _divide(mesh, blocks, param, cut, stage, new_division):
+    """Replaces a parameter by its parts, in all blocks that have it. The parts are on the devices
+    of `stage`."""
     owners = [
         (block, name)
         for block in dict.fromkeys(blocks.values())
@@ -367,7 +398,7 @@ def _divide(mesh, blocks, param, cut, text):
         name,
         param.shape,
         cut.dim,
-        mesh.line(cut.axis),
+        mesh.line(cut.axis, stage=stage),
         cut.blocks,
         cut.unit,
         weights=mesh.weights.get(cut.axis),
@@ -383,12 +414,12 @@ def _divide(mesh, blocks, param, cut, text):
                 setattr(block, key, part)
         replace_parameter(block, own, names)
         former = division_of(block)
-        division = Division(text, mesh.devices[0])
+        division = new_division(block)
         if former is not None:
             division.parts.update(former.parts)
         division.parts[own] = Joined(names, cut.axes, cut.stored, family)
         set_division(block, division)
-    param.joined = mesh.devices[0], family.members
+    param.joined = mesh.device(stage=stage), family.members
     param.arrays = param.gradients = None
     param.deferred_init = ()
     param.replaced = f"Mesh.partition has divided '{cut.path}' along '{cut.axis}'"

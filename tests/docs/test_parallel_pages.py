@@ -70,6 +70,7 @@ def partitioned(scope, printed):
     assert "because of" in printed and "reduce  FullyConnected" in printed
     assert scope["net"][7].shard1_weight.list_ctx() == [mx.cpu(1)]
     assert [line.split()[0] for line in printed.splitlines()[-2:]] == ["cpu(0)", "cpu(1)"]
+    assert scope["staged"][1].shard1_weight.list_ctx() == [mx.cpu(3)]
 
 
 def the_same_on_all(scope, printed):

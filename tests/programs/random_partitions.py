@@ -7,7 +7,8 @@ A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
 The networks come from random_networks.py, in double precision. Parameters, the input and values
 between the nodes are cut along random axes of a random mesh, evenly or not. The rows are the time
 of attention and rotary embeddings. Some networks add up by trees, and then have the same bits on
-fewer devices.
+fewer devices. The nodes of some networks are on random stages, each of which is divided over its
+own devices.
 """
 
 import os
@@ -75,6 +76,11 @@ class Network(random_networks.Network):
         self.marks = case.marks
         super().__init__(case, True)
 
+    def move_to(self, places):
+        """Computes the nodes of each stage on its first device."""
+        self.places = places
+        self.captured = [array.as_in_context(ctx) for array, ctx in zip(self.captured, places)]
+
     def compute(self, F, node, inputs):
         own = OWN.get(node.kind)
         value = own(F, *inputs) if own else super().compute(F, node, inputs)
@@ -87,12 +93,11 @@ class Case(random_networks.Case):
 
     def __init__(self, seed):
         super().__init__(seed)
-        self.devices, self.dtype = 1, "float64"
+        self.dtype = "float64"
         for node in self.nodes:
-            node.device = 0
             node.kind = "tanh" if node.kind in DISCONTINUOUS else node.kind
         draw = self.draw = np.random.RandomState(seed + 1)
-        self.axes = MESHES[draw.randint(len(MESHES))]
+        self.axes = dict(MESHES[draw.randint(len(MESHES))])
         self.way = WAYS[draw.randint(len(WAYS))]
         self.leaves = self.fewer = None
         if draw.rand() < 0.4:  # sums='tree'
@@ -116,6 +121,25 @@ class Case(random_networks.Case):
         for path, param in parameters_by_path(Network(self)).items():
             if draw.rand() < 0.4 and param.differentiable:
                 self.cut(path, param.shape)
+        self.draw_stages(np.random.RandomState(seed + 3))
+
+    def draw_stages(self, draw):
+        """Assigns the nodes to stages. Every stage must have a layer."""
+        shares = [n if isinstance(n, int) else len(n) for n in self.axes.values()]
+        layers = {node.layer for node in self.nodes} - {None}
+        most = min(len(layers), 3 if np.prod(shares) <= 4 else 1)
+        self.devices = draw.randint(2, most + 1) if most > 1 and draw.rand() < 0.5 else 1
+        first = draw.randint(self.devices)
+        stages = {layer: (layer + first) % self.devices for layer in layers}
+        for node in self.nodes:
+            node.device = stages.get(node.layer, int(draw.randint(self.devices)))
+        self.stages = {f"layer{layer}": stage for layer, stage in stages.items()}
+        if self.devices > 1:
+            place = draw.randint(len(self.axes) + 1)
+            for axes in (self.axes, self.fewer) if self.leaves else (self.axes,):
+                former = [*axes.items()]
+                axes.clear()
+                axes.update([*former[:place], ("stage", self.devices), *former[place:]])
 
     def entry(self, axis, size):
         """Returns an annotation of `size` indices that leaves an index for each device."""
@@ -163,6 +187,7 @@ class Case(random_networks.Case):
         if axes is not None:
             shares = [n if isinstance(n, int) else len(n) for n in axes.values()]
             mesh = mx.parallel.Mesh(axes, [on(i) for i in range(int(np.prod(shares)))])
+            net.move_to(mesh.line("stage"))
             plan = {
                 path: tuple(tuple(entry.split("+")) if entry else None for entry in entries)
                 if path == "data0"
@@ -170,8 +195,10 @@ class Case(random_networks.Case):
                 for path, entries in self.plan.items()
                 if path == "data0" or path in parameters_by_path(net)
             }
-            tree = {"sums": "tree", "leaves": self.leaves} if self.leaves else {}
-            mesh.partition(net, plan, **tree, context=self.context)
+            options = {"sums": "tree", "leaves": self.leaves} if self.leaves else {}
+            if self.devices > 1:
+                options["stages"] = self.stages
+            mesh.partition(net, plan, **options, context=self.context)
         if flags is not None:
             net.hybridize(**flags)
         mx.random.seed(self.seed + 1)

@@ -21,7 +21,10 @@ MODEL = (
     {"data": 2, "model": 2},
     {"data0": "data", "0.weight": "model", "2.weight": (None, "model")},
 )
-PARTITIONS = pytest.mark.parametrize("where", [SHARD, MODEL], ids=["shard", "model"])
+STAGES = {"stage": 2, "shard": 2}, None
+PARTITIONS = pytest.mark.parametrize(
+    "where", [SHARD, MODEL, STAGES], ids=["shard", "model", "stages"]
+)
 
 
 def mlp():
@@ -216,7 +219,7 @@ def test_quantized_weights():
 # --- Refused --------------------------------------------------------------------------------------
 
 
-@PARTITIONS
+@pytest.mark.parametrize("where", [SHARD, MODEL], ids=["shard", "model"])
 @pytest.mark.parametrize(
     "use, error",
     [

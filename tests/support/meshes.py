@@ -130,7 +130,7 @@ def backward(net, batch):
     with autograd.record():
         outputs = flat(net(*batch))
     random = np.random.RandomState(7)
-    heads = [nd.array(random.uniform(-1, 1, o.shape), ctx=on(0)) for o in outputs]
+    heads = [nd.array(random.uniform(-1, 1, o.shape), ctx=o.context) for o in outputs]
     heads = [
         h.as_np_ndarray() if isinstance(o, mx.np.ndarray) else h for h, o in zip(heads, outputs)
     ]

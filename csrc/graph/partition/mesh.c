@@ -52,6 +52,8 @@ static bool takes(const char **text, const char *name, bool *option) {
   return found;
 }
 
+static bool has_stages(const mpg_mesh *mesh) { return !strcmp(mesh->axes[0].name, "stage"); }
+
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   *mesh = (mpg_mesh){.text = text};
   const char *devices = strchr(text, ';'), *at = text;
@@ -77,12 +79,21 @@ mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   mesh->devices = places;
   while (more && (takes(&more, ";exact", &mesh->exact) || takes(&more, ";tree", &mesh->tree) ||
                   takes(&more, ";ulysses", &mesh->ulysses)));
-  bool valid = mesh->num_devices == count && mesh->num_axes && (!more || !*more);
+  bool valid = mesh->num_devices == count && mesh->num_axes > has_stages(mesh) && (!more || !*more);
   for (int i = 0; valid && !mesh->tree && i < count; i++)
     for (int k = 0; k < i; k++) valid &= !mpg_device_id_equal(places[i], places[k]);
   for (int m = 0; valid && m < mesh->num_axes; m++)
     valid = mpg_mesh_find(mesh, mesh->axes[m].name, strlen(mesh->axes[m].name)) == m;
   return valid ? MPG_OK : malformed(text);
+}
+
+int mpg_mesh_take_stages(mpg_mesh *mesh) {
+  if (!has_stages(mesh)) return 1;
+  int stages = mesh->axes[0].size;
+  mesh->num_devices /= stages;
+  mesh->num_axes--;
+  memmove(mesh->axes, mesh->axes + 1, (size_t)mesh->num_axes * sizeof *mesh->axes);
+  return stages;
 }
 
 int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length) {

@@ -57,6 +57,10 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
  * ("shard=3:1"). The options exact, tree and ulysses may follow, each after a semicolon. `text` is
  * interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
+/* If the first axis is "stage", removes it, so that the mesh consists of the devices of the first
+ * stage. The devices of the next stages follow in the array. Returns the number of stages, 1
+ * without this axis. */
+int mpg_mesh_take_stages(mpg_mesh *mesh);
 int mpg_mesh_find(const mpg_mesh *mesh, const char *name, size_t length); /* index, or -1 */
 int mpg_mesh_index(const mpg_mesh *mesh, const mpg_coordinates *place);   /* in mesh->devices */
 static inline mpg_device_id mpg_mesh_device(const mpg_mesh *mesh, const mpg_coordinates *place) {

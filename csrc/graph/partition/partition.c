@@ -19,26 +19,32 @@ bool mpg_graph_names_mesh(const mpg_graph *graph) {
   return false;
 }
 
-/* Parses the meshes that annotations name. */
+static mpg_status add_mesh(mpg_partitioning *p, const mpg_mesh *mesh) {
+  MPG_TRY(mpg_grow((void **)&p->meshes, &p->meshes_capacity, (size_t)p->num_meshes + 1,
+                   sizeof *p->meshes));
+  for (int i = 0; i < p->num_meshes; i++)
+    if (mpg_device_id_equal(p->meshes[i].devices[0], mesh->devices[0]))
+      return mpg_fail(MPG_ERROR,
+                      "the meshes '%s' and '%s' of one network start on the same "
+                      "device; use one mesh for both annotations",
+                      p->meshes[i].text, mesh->text);
+  p->meshes[p->num_meshes++] = *mesh;
+  return MPG_OK;
+}
+
+/* Parses the meshes that annotations name. Each pipeline stage has a mesh. */
 static mpg_status find_meshes(mpg_partitioning *p) {
-  size_t count = 0;
-  for (size_t n = 0; n < p->graph->num_nodes; n++) count += mpg_node_annotates(&p->graph->nodes[n]);
-  p->meshes = mpg_arena_alloc(&p->arena, count * sizeof *p->meshes);
-  if (!p->meshes) return mpg_out_of_host_memory(count * sizeof *p->meshes);
   for (size_t n = 0; n < p->graph->num_nodes; n++) {
     const char *text = named_mesh(&p->graph->nodes[n]);
-    if (!text) continue;
     int known = 0;
     while (known < p->num_meshes && p->meshes[known].text != text) known++;
-    if (known < p->num_meshes) continue;
-    mpg_mesh *mesh = &p->meshes[p->num_meshes++];
-    MPG_TRY(mpg_mesh_parse(text, &p->arena, mesh));
-    for (int i = 0; i < known; i++)
-      if (mpg_device_id_equal(p->meshes[i].devices[0], mesh->devices[0]))
-        return mpg_fail(MPG_ERROR,
-                        "the meshes '%s' and '%s' of one network start on the same "
-                        "device; use one mesh for both annotations",
-                        p->meshes[i].text, text);
+    if (!text || known < p->num_meshes) continue;
+    mpg_mesh mesh;
+    MPG_TRY(mpg_mesh_parse(text, &p->arena, &mesh));
+    for (int stages = mpg_mesh_take_stages(&mesh); stages > 0; stages--) {
+      MPG_TRY(add_mesh(p, &mesh));
+      mesh.devices += mesh.num_devices;
+    }
   }
   return MPG_OK;
 }
@@ -155,6 +161,7 @@ mpg_status mpg_graph_partition(const mpg_partition_request *request, mpg_partiti
   target = former;
 fail:
   mpg_graph_free(&target);
+  mpg_free(p.meshes);
   mpg_free(p.mesh_of);
   mpg_free(p.nodes);
   mpg_free(p.values);

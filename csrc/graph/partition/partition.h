@@ -71,6 +71,7 @@ typedef struct mpg_partitioning {
   mpg_arena arena;
   mpg_mesh *meshes;
   int num_meshes;
+  size_t meshes_capacity;
   const mpg_mesh **mesh_of; /* per value: the mesh whose first device has it; NULL if none */
   mpg_part_node *nodes;
   mpg_part_value *values;

@@ -251,17 +251,23 @@ static mpg_status adopt(mpg_partitioning *p, const mpg_mesh *mesh, uint32_t n, i
   return MPG_OK;
 }
 
-static bool may_divide(const mpg_node *node) {
-  return node->op && !mpg_node_spans(node) && !mpg_node_mutates(node) &&
-         !mpg_node_flag(node, MPG_OP_RENDEZVOUS | MPG_OP_DYNAMIC) && !mpg_node_annotates(node);
-}
-
 /* True if two meshes differ in their devices only, like the meshes of two pipeline stages. */
 static bool alike(const mpg_mesh *a, const mpg_mesh *b) {
   if (a == b) return true;
   if (!a || !b || a->num_axes != b->num_axes) return false;
   return strcspn(a->text, ";") == strcspn(b->text, ";") &&
          !strncmp(a->text, b->text, strcspn(a->text, ";"));
+}
+
+/* A copy from another stage is divided. A copy from a device that is not the first of a mesh copies
+ * the whole array. */
+static bool may_divide(const mpg_partitioning *p, uint32_t n) {
+  const mpg_node *node = &p->graph->nodes[n];
+  if (!node->op || mpg_node_spans(node) || mpg_node_mutates(node) || mpg_node_annotates(node) ||
+      mpg_node_flag(node, MPG_OP_RENDEZVOUS | MPG_OP_DYNAMIC))
+    return false;
+  return !mpg_node_flag(node, MPG_OP_COPY) ||
+         alike(p->mesh_of[mpg_value_index(p->graph, operand(p, n, 0))], p->mesh_of[node->values]);
 }
 
 /* Cuts a value along axis m of the mesh, unless it is annotated, has a cut along this axis, or the
@@ -302,7 +308,7 @@ static mpg_status visit(mpg_partitioning *p, uint32_t n, bool forward, bool *cha
   const mpg_mesh *mesh = mpg_part_mesh(p, node);
   if (!p->live[n] || !mesh) return MPG_OK;
   if (!forward && mpg_node_annotates(node)) *changed |= spread_annotation(p, n);
-  if (!may_divide(node)) return MPG_OK;
+  if (!may_divide(p, n)) return MPG_OK;
   int first = forward ? 0 : (int)node->num_inputs,
       last = (int)(forward ? node->num_inputs : node->num_inputs + node->num_outputs);
   for (int m = 0; m < mesh->num_axes; m++) {

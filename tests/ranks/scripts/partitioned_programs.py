@@ -21,6 +21,8 @@ MODEL = (
     {"data": 2, "model": 2},
     {"data0": "data", "0.weight": "model", "2.weight": (None, "model")},
 )
+STAGES = {"stage": 2, "model": 2}, {"0.weight": "model", "2.weight": (None, "model")}
+STAGES_OF_SHARDS = {"shard": 2, "stage": 2}, None
 ADAM = "adam", {"learning_rate": 1e-2}
 
 
@@ -41,46 +43,59 @@ def build(make, devices, where, **flags):
     return net
 
 
+def labels(count, ctx):
+    return nd.array([k % 10 for k in range(count)], ctx=ctx)
+
+
 def train(net, device, trainer, numbers=(0, 1, 2), shape=(8, 48)):
     kept = []
     for i in numbers:
         x = inputs(i, shape, device)
-        labels = nd.array([k % 10 for k in range(shape[0])], ctx=device)
         with autograd.record():
-            loss = LOSS(net(x), labels)
+            y = net(x)
+            loss = LOSS(y, labels(shape[0], y.context))
         loss.backward()
         trainer.step(shape[0])
         kept.append(loss)
     return [*kept, net(x)]
 
 
-for name, where in {"shard": SHARD, "uneven": UNEVEN, "model": MODEL}.items():
-    for way, flags in {
-        "hybridized": {},
-        "eager": {"active": False},
-        "recomputed": {"recompute": True},
-        "clipped": {},
-    }.items():
+WHERE = {
+    "shard": (SHARD, ["hybridized", "eager"], [(1, "gpipe"), (4, "gpipe")]),
+    "uneven": (UNEVEN, ["recomputed", "clipped"], [(4, "gpipe")]),
+    "model": (MODEL, ["hybridized", "clipped"], [(4, "gpipe")]),
+    "stages": (STAGES, ["hybridized", "clipped"], [(4, "gpipe"), (4, "1f1b")]),
+    "stages_of_shards": (STAGES_OF_SHARDS, ["recomputed", "eager"], [(1, "gpipe"), (4, "1f1b")]),
+}
+FLAGS = {
+    "hybridized": {},
+    "clipped": {},
+    "eager": {"active": False},
+    "recomputed": {"recompute": True},
+}
 
-        def loop(devices, where=where, way=way, flags=flags):
-            net = build(mlp, devices, where, **flags)
+for name, (where, ways, pipelines) in WHERE.items():
+    for way in ways:
+
+        def loop(devices, where=where, way=way):
+            net = build(mlp, devices, where, **FLAGS[way])
             clipping = {"clip_global_norm": 0.5} if way == "clipped" else {}
             trainer = gluon.Trainer(net.collect_params(), *ADAM, **clipping)
             return [*train(net, devices[0], trainer), *values(net)]
 
         PROGRAMS[f"{name}_{way}"] = loop
 
-    for micro_batches in (1, 4):
+    for micro_batches, schedule in pipelines:
 
-        def steps(devices, where=where, micro_batches=micro_batches):
+        def steps(devices, where=where, micro_batches=micro_batches, schedule=schedule):
             net = build(mlp, devices, where)
+            last = par.Mesh(where[0], devices).device(stage=-1)
             trainer = gluon.Trainer(net.collect_params(), *ADAM)
-            step = par.TrainStep(net, LOSS, trainer, par.Pipeline(micro_batches))
-            labels = nd.array([k % 10 for k in range(8)], ctx=devices[0])
-            losses = [step(inputs(i, (8, 48), devices[0]), labels) for i in range(3)]
+            step = par.TrainStep(net, LOSS, trainer, par.Pipeline(micro_batches, schedule))
+            losses = [step(inputs(i, (8, 48), devices[0]), labels(8, last)) for i in range(3)]
             return [*losses, *values(net)]
 
-        PROGRAMS[f"{name}_steps_{micro_batches}"] = steps
+        PROGRAMS[f"{name}_steps_{micro_batches}_{schedule}"] = steps
 
 
 @program
@@ -144,7 +159,7 @@ def gradient_of_gradient(devices):
 @program
 def checkpoints(devices):
     """A checkpoint of a partitioned network continues on any other mesh."""
-    kept, states = [], [SHARD, MODEL, UNEVEN, None, SHARD]
+    kept, states = [], [SHARD, MODEL, UNEVEN, STAGES, None, STAGES_OF_SHARDS]
     with tempfile.TemporaryDirectory() as folder:
         folder = ranks.gather("the folder", folder)[0]
         for number, where in enumerate(states):
