@@ -187,6 +187,18 @@ def test_exact_stages_have_the_same_bits():
         backward(net, BATCH)
 
 
+def test_tree_sums_do_not_depend_on_the_devices_of_a_stage():
+    found = []
+    for count in (1, 2, 3):
+        net = build(mlp, active=False, dtype="float32")
+        mesh_of({"stage": 2, "data": count}).partition(net, {"data0": "data"}, sums="tree")
+        net.hybridize()
+        found.append(trained(net, [inputs((12, 48), dtype="float32")]))
+    for other in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(other[name], array, err_msg=name)
+
+
 @pytest.mark.parametrize("first, second", [(MODEL, ()), ((), SHARD), (THREE, UNEVEN)])
 def test_checkpoints_fit_any_stages(first, second, tmp_path):
     found = []

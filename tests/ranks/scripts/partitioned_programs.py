@@ -144,6 +144,16 @@ def initialized_after(devices):
 
 
 @program
+def tree_sums(devices):
+    net = build(mlp, devices, None, active=False)
+    mesh = par.Mesh({"data": 2, "model": 2}, devices)
+    mesh.partition(net, MODEL[1], sums="tree", leaves={"data": 4, "model": 2})
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), *ADAM)
+    return [*train(net, devices[0], trainer), *values(net)]
+
+
+@program
 def gradient_of_gradient(devices):
     net = build(mlp, devices, SHARD)
     x = inputs(0, (8, 48), devices[0])
