@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .._internal.types import NDArray
     from ..context import Context
     from ..optimizer import Updater
+    from ._offload import Offload
     from .parameter import Parameter
 
 _FORMAT = "mpgluon trainer states 2"
@@ -58,6 +59,7 @@ class TrainerState:
         self.names = names
         self.indices: dict[str, int] = {name: i for i, name in enumerate(names)}
         self.optimizer: Any = None  # set by Trainer._init_optimizer
+        self.offload: Offload | None = None  # set by Trainer
         self.accumulate = accumulate
         # (number of calls of `step` since the last update, total number of samples in these calls);
         # used with `accumulate`.
@@ -77,6 +79,10 @@ class TrainerState:
         if updater is None:
             updater = self.by_device[ctx] = opt.get_updater(self.optimizer)
         return updater
+
+    def home(self, ctx: Context) -> Context:
+        """Returns the device of the states of weights on a device."""
+        return ctx if self.offload is None else self.offload.target(ctx)
 
     # Moving
 
@@ -160,7 +166,7 @@ class TrainerState:
     def complete_updater(self, ctx: Context) -> Updater:
         """Returns the updater of a device, after adding the loaded states for that device."""
         for index, param in enumerate(self.params):
-            if index in self.loaded and ctx in (param.arrays or ()):
+            if index in self.loaded and ctx in map(self.home, param.arrays or ()):
                 updater = self.updater(ctx)
                 if index not in updater.states:
                     updater.states[index] = copy_state(self.loaded[index], ctx)
@@ -178,7 +184,7 @@ class TrainerState:
 
     def state_of(self, index: int, param: Parameter) -> Any:
         """Returns the state of a parameter, or _NO_STATE."""
-        for ctx in param.arrays or ():
+        for ctx in map(self.home, param.arrays or ()):
             updater = self.by_device.get(ctx)
             if updater is not None and index in updater.states:
                 return updater.states[index]
@@ -446,7 +452,9 @@ class TrainerState:
         optimizer = self.optimizer
         optimizer.settle_counts()
         every = {
-            ctx.count_key: dict(counts) for param in self.params for ctx in param.list_ctx()
+            self.home(ctx).count_key: dict(counts)
+            for param in self.params
+            for ctx in param.list_ctx()
         } or {0: {}}
         numbers = {
             "num_update": header["num_update"],

@@ -72,6 +72,11 @@ class _StoreUpdater(Updater):
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         first = weight[0] if isinstance(weight, (list, tuple)) else weight
+        if self._state.home(first.context) != first.context:
+            raise MXNetError(
+                "KVStore: the optimizer's states of this Trainer are offloaded, so its store "
+                "cannot update an array; call trainer.step"
+            )
         self._state.updater(first.context)(index, grad, weight)
 
     def set_states(self, states: bytes, trusted: bool = False) -> None:
@@ -188,6 +193,11 @@ class TrainerStore:
         # runs the updates.
         if of_ranks:
             called = on_store = False
+        if called and on_store and self._state.offload is not None:
+            raise ValueError(
+                f"Trainer: states cannot be offloaded if a {type(store).__name__} runs the "
+                "optimizer; use a named kvstore, such as 'device', or update_on_kvstore=False"
+            )
         if called and on_store:
             for index in range(len(self._state.params)):
                 self._state.optimizer.of(index).refuse_part(index)

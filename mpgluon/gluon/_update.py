@@ -13,6 +13,7 @@ def update(state, plan, work):
     """Updates all weights, after their states exist on all devices."""
     for group in work:  # prepare all devices before any state changes
         updater = state.updater(group.ctx)
+        group.refresh()
         if group.holds(updater):
             continue
         if not updater.states.keys() >= group.known:
@@ -40,18 +41,25 @@ def _update_groups(state, plan, work):
     steps, num_update = [], state.optimizer.num_update
     for groups in plan.joined(work):
         group = groups[0]
+        own = [change for part in groups for change in part.fetches()]
+        sends = [change for part in groups for change in part.sends()]
         if group.multi is not None:
-            counted = group.multi.step(steps, group.ctx.count_key, plan.changes, num_update)
+            counted = group.multi.step(own, group.ctx.count_key, plan.changes, num_update)
             if counted is not None:
                 num_update = counted
-                steps.append(group.used)
+                steps += [*own, *sends, group.used]
                 continue
-        _core.at_once(*steps)
-        if group.line is None:
-            group.update(state.updater(group.ctx))
-        else:
-            update_parts(groups, [state.updater(part.ctx) for part in groups])
-        steps, num_update = [part.used for part in groups], state.optimizer.num_update
+        _core.at_once(*steps, *own)
+        try:
+            if group.line is None:
+                group.update(state.updater(group.ctx))
+            else:
+                update_parts(groups, [state.updater(part.ctx) for part in groups])
+        except BaseException:  # includes interrupts
+            _core.at_once(*sends)  # some weights may have been updated
+            raise
+        steps = [*sends, *[part.used for part in groups]]
+        num_update = state.optimizer.num_update
     if plan.buckets or state.accumulate > 1:
         steps += ended(state, plan)
     _core.at_once(*steps)

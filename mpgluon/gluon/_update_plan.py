@@ -13,6 +13,7 @@ from ..base import MXNetError
 from ..optimizer import multi
 from ..optimizer.grouped import updates_parts
 from ._gradient_buckets import make_buckets
+from ._offload import changed, copies, in_batches
 from .parameter._parameter import parameter_changes
 
 
@@ -22,6 +23,9 @@ class _Group:
     If the weights are parts of split parameters whose parts must be updated together, `line` is the
     tuple of the devices of all parts. There is a group for each of these devices, and the k-th
     weights of these groups are the parts of one parameter.
+
+    If the states are offloaded, `ctx` is their device, and `copies` has the `Copies` of each
+    weight, which the optimizer updates. Otherwise, `copies` is empty.
     """
 
     __slots__ = (
@@ -30,6 +34,8 @@ class _Group:
         "indices",
         "grads",
         "weights",
+        "copies",
+        "versions",
         "known",
         "parts",
         "size",
@@ -40,7 +46,9 @@ class _Group:
 
     def __init__(self, ctx, line=None):
         self.ctx, self.line = ctx, line
-        self.indices, self.grads, self.weights = [], [], []
+        self.indices, self.grads, self.weights, self.copies = [], [], [], []
+        # `_core.versions` of the weights when their copies were equal, or None.
+        self.versions = None
         self.known = set()  # indices of the group's parameters
         # Cached result of Updater.alike, and the maximum number of weights for which the result is
         # valid.
@@ -68,7 +76,7 @@ class _Group:
         if updater.aggregate_updates and self.updates & (self.updates - 1) == 0:
             self.multi = multi.prepare(
                 updater,
-                updater.alike(self.indices, self.grads, self.weights, len(self.weights)),
+                updater.alike(self.indices, *self.arrays(), len(self.weights)),
                 changes,
             )
 
@@ -77,30 +85,64 @@ class _Group:
         self.updates += 1
         size = updater.largest_list
         if size <= 0:
-            updater(self.indices, self.grads, self.weights)
+            updater(self.indices, *self.arrays())
             return
         if self.size != size:
-            self.parts, self.size = (
-                updater.alike(self.indices, self.grads, self.weights, size),
-                size,
-            )
+            self.parts, self.size = updater.alike(self.indices, *self.arrays(), size), size
         updater.update_alike(self.ctx.count_key, self.parts)
 
-    def add(self, index, grad, weight):
+    def arrays(self):
+        """Returns the gradients and weights that the optimizer gets."""
+        if not self.copies:
+            return self.grads, self.weights
+        return [copy.grad for copy in self.copies], [copy.weight for copy in self.copies]
+
+    def refresh(self):
+        """Copies weights to the device of their states, unless the copies there are equal."""
+        stale = changed(self.weights, self.versions) if self.copies else []
+        if stale:
+            _, own = self.arrays()
+            _core.at_once(*copies([self.weights[k] for k in stale], [own[k] for k in stale]))
+
+    def fetches(self):
+        """Returns the changes (`_core.at_once`) that copy the gradients to the device of the
+        states."""
+        return copies(self.grads, self.arrays()[0]) if self.copies else []
+
+    def sends(self):
+        """Returns the changes that copy the updated weights back."""
+        if not self.copies:
+            return []
+        versions = [number + 1 for number in _core.versions(self.weights)]
+        back = copies(self.arrays()[1], self.weights)
+        return [*back, (_core.set_attributes, self, "versions", versions)]
+
+    def add(self, index, grad, weight, copy=None):
         self.known.add(index)
         self.indices.append(index)
         self.grads.append(grad)
         self.weights.append(weight)
+        if copy is not None:
+            self.copies.append(copy)
 
     def fresh(self):
         """Returns the subset of the group whose gradients backward has written since the last
         step."""
         group = _Group(self.ctx, self.line)
         group.updates = 3  # skip creating `multi`, which does not pay off for a single step
-        for index, grad, weight in zip(self.indices, self.grads, self.weights):
+        every = itertools.zip_longest(self.indices, self.grads, self.weights, self.copies)
+        for index, grad, weight, copy in every:
             if weight._fresh_grad:
-                group.add(index, grad, weight)
+                group.add(index, grad, weight, copy)
         return group
+
+
+def _batch(entries):
+    """Returns a group with offloaded states."""
+    group = _Group(entries[0][3].weight.context)
+    for entry in entries:
+        group.add(*entry)
+    return group
 
 
 def update_parts(groups, updaters):
@@ -109,7 +151,7 @@ def update_parts(groups, updaters):
     size = max(1, updaters[0].largest_list)
     for parts in zip(
         *[
-            updater.alike(group.indices, group.grads, group.weights, size)
+            updater.alike(group.indices, *group.arrays(), size)
             for group, updater in zip(groups, updaters)
         ]
     ):
@@ -125,7 +167,7 @@ class Plan:
     """The weights to update, by device. Parameters replace their dict of arrays instead of changing
     it, so the plan is valid as long as the dicts are the same objects."""
 
-    def __init__(self, params, optimizer, sharded, apart):
+    def __init__(self, params, optimizer, sharded, apart, offload=None):
         self.changes, self.mode = parameter_changes.count, (sharded, apart)
         self.params, self.optimizer = params, optimizer
         self.factors = None  # see factors_fit
@@ -175,7 +217,7 @@ class Plan:
                 for ctx, weight in param.arrays.items()
                 if not sharded or ctx == self.owners[index]
             ]
-        self.work = self._groups(placed)
+        self.work = self._groups(placed, offload)
         self._check_parts(self.work)
         # Index -> devices where the parameter is updated.
         self.devices = {index: [] for index in self.dtypes}
@@ -185,27 +227,37 @@ class Plan:
         for index, param in self.sparse:
             self.devices[index] = list(param.arrays)
 
-    def _groups(self, placed):
+    def _groups(self, placed, offload):
         """Returns the groups of weights to update, starting with the groups without a line.
-        `placed` maps a parameter's index to the devices, gradients and weights of its copies."""
-        groups, families = {}, {}
-        for index, copies in placed.items():
+        `placed` maps a parameter's index to the devices, gradients and weights of its copies.
+        `offload` has the devices of the states, or is None if these are with their weights."""
+        if offload is not None:
+            offload.check(self.params)
+        groups, families, moved = {}, {}, []
+        for index, replicas in placed.items():
             family = self.params[index].family
             if family is not None and updates_parts(self.optimizer.of(index), family.axis):
                 families.setdefault(family, []).append(index)
                 continue
-            for ctx, grad, weight in copies:
-                groups.setdefault(ctx, _Group(ctx)).add(index, grad, weight)
+            for ctx, grad, weight in replicas:
+                copy = offload and offload.copies_of(index, ctx, grad, weight)
+                if copy:
+                    moved.append((index, grad, weight, copy))
+                else:
+                    groups.setdefault(ctx, _Group(ctx)).add(index, grad, weight)
+        batches = [_batch(entries) for entries in in_batches(moved)]
         lines = {}
         for indices in families.values():
             indices.sort(key=lambda index: self.params[index].index)
-            for copies in zip(*[placed[index] for index in indices]):
-                line = tuple(ctx for ctx, _, _ in copies)
+            for replicas in zip(*[placed[index] for index in indices]):
+                line = tuple(ctx for ctx, _, _ in replicas)
                 if line not in lines:
-                    lines[line] = [_Group(ctx, line) for ctx in line]
-                for group, index, (_, grad, weight) in zip(lines[line], indices, copies):
-                    group.add(index, grad, weight)
-        return [*groups.values(), *itertools.chain(*lines.values())]
+                    homes = [offload.target(ctx) if offload else ctx for ctx in line]
+                    lines[line] = [_Group(ctx, line) for ctx in homes]
+                for group, index, (ctx, grad, weight) in zip(lines[line], indices, replicas):
+                    copy = offload and offload.copies_of(index, ctx, grad, weight)
+                    group.add(index, grad, weight, copy)
+        return [*groups.values(), *batches, *itertools.chain(*lines.values())]
 
     def joined(self, work):
         """Returns lists of groups to update together: all groups of a line, or a single group."""

@@ -10,6 +10,7 @@ from .. import _core, autograd, kvstore as kvstores, optimizer as opt
 from .._internal.hints import TRAINER, OptionsChecked, absent, present
 from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
+from ._offload import Offload
 from ._trainer_groups import Given
 from ._trainer_state import TrainerState, unique_names
 from ._trainer_store import TrainerStore
@@ -89,6 +90,12 @@ class Trainer(OptionsChecked):
     clip_global_norm : float, optional
         Before each update, scales the gradients so that their joint 2-norm, divided by the batch
         size, is at most this value. Asynchronous. Replicas are counted once.
+    offload : dict, optional
+        Devices of the optimizer's states: ``{'states': mx.cpu(1)}``, or a dict from the devices of
+        parameters to the devices of their states, ``{'states': {mx.gpu(0): mx.cpu_pinned(0)}}``.
+        Updates run where the states are. Gradients are copied there as soon as they are final, and
+        the new weights back. Replicated parameters are updated once, as with `shard_updates`. The
+        results are bit-identical if both devices compute the same bits, as CPU devices do.
 
     Raises
     ------
@@ -127,6 +134,7 @@ class Trainer(OptionsChecked):
         shard_updates: bool = False,
         accumulate: int = 1,
         clip_global_norm: float | None = None,
+        offload: Mapping[str, Any] | None = None,
     ) -> None:
         given = Given(params)
         params = given.params
@@ -145,6 +153,9 @@ class Trainer(OptionsChecked):
                 f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}"
             )
         self._shard_updates, self._max_norm = bool(shard_updates), clip_global_norm
+        if offload is not None:
+            self._state.offload = Offload(offload)
+            self._state.offload.check(params)
         self._init_optimizer(optimizer, optimizer_params or {})
         own = None if isinstance(optimizer, opt.Optimizer) else optimizer_params or {}
         given.add_groups(self._optimizer, own)
@@ -375,7 +386,8 @@ class Trainer(OptionsChecked):
         plan, in_store = state.plan, store.updates is True
         # mode: (True if updates run only on the owner's device, True if sums are separate from
         # gradients).
-        mode = self._shard_updates or in_store, in_store and store.called is None
+        once = self._shard_updates or in_store or state.offload is not None
+        mode = once, in_store and store.called is None
         if plan is not None and plan.mode == mode:
             if plan.changes == now:
                 return plan
@@ -385,7 +397,7 @@ class Trainer(OptionsChecked):
             else:
                 plan.changes = now
                 return plan
-        made = Plan(state.params, state.optimizer, *mode)
+        made = Plan(state.params, state.optimizer, *mode, state.offload)
         if state.params and all(param.grad_req == "null" for param in state.params):
             warnings.warn(
                 "Trainer: all parameters have grad_req='null', so a step updates nothing; for "
@@ -471,7 +483,8 @@ class Trainer(OptionsChecked):
     @property
     def _updaters(self):
         """Updaters of the copies on each device of `_contexts`, with their states."""
-        return [self._state.complete_updater(ctx) for ctx in self._contexts]
+        homes = dict.fromkeys(map(self._state.home, self._contexts))
+        return [self._state.complete_updater(ctx) for ctx in homes]
 
     def _init_kvstore(self, update: bool | None = None) -> None:
         self._store.create(update)

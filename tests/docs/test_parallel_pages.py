@@ -108,6 +108,16 @@ def saved(scope, printed):
     assert scope["every"] - scope["once"] >= 257 * 1024 * 4  # a state of Adam
 
 
+def offloaded(scope, printed):
+    size = 8 * 257 * 256
+    used = {ctx: int(count) for ctx, count in map(str.split, printed.splitlines())}
+    assert set(used) == {"cpu(0)", "cpu(1)"} and used["cpu(1)"] >= 16 * size
+    for updater in scope["trainer"]._updaters:
+        assert {array.context for state in updater.states.values() for array in state} == {
+            mx.cpu(1)
+        }
+
+
 def timed(scope, printed):
     assert "idle ms" in printed and "Total ms" in printed and "copies out" in printed
     for path in ("timeline.png", "trace.json", "profile.json"):
@@ -138,6 +148,7 @@ CHECKS = {
     "planner": planned,
     "checkpoints": resumed,
     "memory": saved,
+    "offload": offloaded,
     "timeline": timed,
     "debug": debugged,
     "reference": summed,

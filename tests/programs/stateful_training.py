@@ -76,6 +76,7 @@ def draw_program(draw: random.Random, length: int = 24) -> tuple[dict, list]:
         "scaled": draw.random() < 0.3,
         "schedule": draw.random() < 0.3,
         "shard": draw.random() < 0.3,
+        "offload": draw.choice([None, None, 1, 4]),
         "grouped": draw.random() < 0.3,
         "way": draw.choice(["checkpoint", "states"]),
         "numpy": draw.random() < 0.4,
@@ -119,6 +120,8 @@ class Training:
                 {"params": self.net.collect_params(".*weight"), "lr": RATE},
                 {"params": self.net.collect_params(".*bias")},
             ]
+        where = self.config.get("offload")
+        offload = None if where is None else {"states": mx.cpu(where)}
         trainer = gluon.Trainer(
             params,
             "sgd" if name == "momentum" else name,
@@ -126,6 +129,7 @@ class Training:
             accumulate=self.config["accumulate"],
             clip_global_norm=0.5 if self.config["clip"] else None,
             shard_updates=self.config["shard"],
+            offload=offload,
         )
         if self.config["scaled"]:
             set_loss_scaler(trainer, mx.contrib.amp.LossScaler())
@@ -445,7 +449,7 @@ def fault_of(config: dict, events: list) -> str | None:
     """Returns the first fault of a program, or None."""
     with contextlib.ExitStack() as stack:
         first, second = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
-        plain = Training({**config, "shard": False}, first)
+        plain = Training({**config, "shard": False, "offload": None}, first)
         model = Model(config, plain.seen()[::2])
         expected = []
         for at, (event, number) in enumerate(events):
@@ -513,9 +517,10 @@ def smallest(config: dict, events: list) -> tuple[dict, list]:
         ("scaled", False),
         ("schedule", False),
         ("shard", False),
+        ("offload", None),
         ("numpy", False),
     ):
-        if config[name] and checked({**config, name: plain}, events):
+        if config.get(name) and checked({**config, name: plain}, events):
             config = {**config, name: plain}
     size = max(1, len(events) // 2)
     while size:

@@ -232,20 +232,37 @@ static PyObject *holds(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_RETURN_TRUE;
 }
 
-static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *arrays) {
+/* Returns a list with number(storage) for the storage of each array in a list. */
+static PyObject *storage_numbers(PyObject *arrays, const char *name,
+                                 unsigned long long (*number)(const mpg_storage *)) {
   if (!PyList_Check(arrays))
-    return PyErr_Format(PyExc_TypeError, "versions: expected a list of arrays, not %s",
+    return PyErr_Format(PyExc_TypeError, "%s: expected a list of arrays, not %s", name,
                         Py_TYPE(arrays)->tp_name);
   PyObject *numbers = PyList_New(0);
   for (Py_ssize_t i = 0; numbers != NULL && i < PyList_GET_SIZE(arrays); i++) {
-    const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "versions");
-    PyObject *number = array != NULL && mpg_py_expect_value(array, "versions") == 0
-                           ? PyLong_FromUnsignedLong(array->tensor.storage->version)
-                           : NULL;
-    if (number == NULL || PyList_Append(numbers, number) < 0) Py_CLEAR(numbers);
-    Py_XDECREF(number);
+    const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), name);
+    PyObject *one = array != NULL && mpg_py_expect_value(array, name) == 0
+                        ? PyLong_FromUnsignedLongLong(number(array->tensor.storage))
+                        : NULL;
+    if (one == NULL || PyList_Append(numbers, one) < 0) Py_CLEAR(numbers);
+    Py_XDECREF(one);
   }
   return numbers;
+}
+
+static unsigned long long version_of(const mpg_storage *storage) { return storage->version; }
+static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *arrays) {
+  return storage_numbers(arrays, "versions", version_of);
+}
+
+static unsigned long long write_of(const mpg_storage *storage) { return storage->block.uses.write; }
+static PyObject *write_ticks(PyObject *Py_UNUSED(module), PyObject *arrays) {
+  return storage_numbers(arrays, "write_ticks", write_of);
+}
+
+static unsigned long long exposure_of(const mpg_storage *storage) { return storage->exposed; }
+static PyObject *exposed(PyObject *Py_UNUSED(module), PyObject *arrays) {
+  return storage_numbers(arrays, "exposed", exposure_of);
 }
 
 static PyMethodDef methods[] = {
@@ -255,6 +272,12 @@ static PyMethodDef methods[] = {
     {"versions", versions, METH_O,
      "versions(arrays)\n--\n\nThe number of writes to the memory of each array in a list. If a "
      "number has not changed, nothing was\nwritten."},
+    {"write_ticks", write_ticks, METH_O,
+     "write_ticks(arrays)\n--\n\nThe tick of the latest write to each array in a list. Among "
+     "arrays of one device, it orders the writes."},
+    {"exposed", exposed, METH_O,
+     "exposed(arrays)\n--\n\nFor each array in a list, 1 if other libraries may write to its "
+     "memory unnoticed (DLPack), or 0."},
     {0}};
 
 int mpg_py_update_init(PyObject *module) {

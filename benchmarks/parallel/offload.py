@@ -1,0 +1,97 @@
+"""Offload (Trainer(offload=...)) against everything on one device: time and memory of a step.
+
+    python benchmarks/parallel/offload.py [--rounds N] [--case mlp|llama]
+
+The network is on cpu(0), with one thread, and its optimizer states are there or on cpu(1). The ways
+take turns, in a new order in each round; a turn is the fastest of three steps. The ratio is the
+median over the rounds. Memory is the peak of each device in a step, in bytes for each parameter,
+measured in a process of its own.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+from partitioned import CASES
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+
+DEVICE, OTHER = mx.cpu(0), mx.cpu(1)
+WAYS = {"one device": None, "states": {"states": OTHER}}
+
+
+def stepper(case, way):
+    """Returns a function that runs a training step, and the number of parameters."""
+    make, loss_class = CASES[case]
+    net, x, y = make()
+    loss = loss_class()
+    net.initialize(mx.init.Normal(0.02), ctx=DEVICE)
+    net.hybridize()
+    loss.hybridize()
+    adam = {"learning_rate": 1e-4}
+    trainer = gluon.Trainer(net.collect_params(), "adam", adam, offload=WAYS[way])
+
+    def step():
+        with autograd.record():
+            value = loss(net(x), y)
+        value.backward()
+        trainer.step(x.shape[0])
+        nd.waitall()
+
+    step()
+    return step, sum(param.data().size for param in net.collect_params().values())
+
+
+def memory(case, way):
+    step, parameters = stepper(case, way)
+    step()
+    for ctx in (DEVICE, OTHER):
+        mx.context.reset_peak_memory(ctx)
+    step()
+    stats = [mx.context.memory_stats(ctx) for ctx in (DEVICE, OTHER)]
+    print(json.dumps([device["peak_in_use"] / parameters for device in stats]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory:
+        memory(*args.memory)
+        return
+    for case in [args.case] if args.case else CASES:
+        steps = {way: stepper(case, way)[0] for way in WAYS}
+        times = {way: [] for way in WAYS}
+        for _ in range(args.rounds):
+            for way in random.sample(list(steps), len(steps)):
+                turns = []
+                for _ in range(3):
+                    began = time.perf_counter()
+                    steps[way]()
+                    turns.append(time.perf_counter() - began)
+                times[way].append(min(turns))
+        first = next(iter(WAYS))
+        for way in WAYS:
+            output = subprocess.run(
+                [sys.executable, __file__, "--memory", case, way],
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
+            peaks = ", ".join(f"{peak:.2f}" for peak in json.loads(output))
+            ratio = statistics.median(b / a for a, b in zip(times[first], times[way]))
+            print(
+                f"{case}, {way}: {statistics.median(times[way]) * 1e3:.1f} ms, ratio {ratio:.2f}, "
+                f"peak bytes for each parameter: {peaks}"
+            )
+
+
+if __name__ == "__main__":
+    main()
