@@ -302,6 +302,8 @@ static mpg_status transform(mpg_compiled *c, const mpg_trace *trace) {
   if (rewritten || partitioned.trees || (partitioned.changed && c->stages != MPG_STAGES_NONE)) {
     MPG_GOTO(mpg_graph_copy(&c->original, &trace->graph));
     MPG_GOTO(mpg_graph_set_outputs(&c->original, outputs, c->num_outputs));
+    /* The checks of a pipeline have no rules for some ops that simplification removes. */
+    if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_simplify(&c->original));
   }
 fail:
   mpg_free(outputs);

@@ -259,15 +259,19 @@ static bool alike(const mpg_mesh *a, const mpg_mesh *b) {
          !strncmp(a->text, b->text, strcspn(a->text, ";"));
 }
 
-/* A copy from another stage is divided. A copy from a device that is not the first of a mesh copies
- * the whole array. */
-static bool may_divide(const mpg_partitioning *p, uint32_t n) {
+/* A copy from a device without a mesh, or from another kind of mesh, is not divided: its input
+ * cannot have the cut of its output. */
+static bool may_divide(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh) {
   const mpg_node *node = &p->graph->nodes[n];
-  if (!node->op || mpg_node_spans(node) || mpg_node_mutates(node) || mpg_node_annotates(node) ||
-      mpg_node_flag(node, MPG_OP_RENDEZVOUS | MPG_OP_DYNAMIC))
+  if (!node->op || mpg_node_spans(node) || mpg_node_mutates(node) ||
+      mpg_node_flag(node, MPG_OP_RENDEZVOUS | MPG_OP_DYNAMIC) || mpg_node_annotates(node))
     return false;
-  return !mpg_node_flag(node, MPG_OP_COPY) ||
-         alike(p->mesh_of[mpg_value_index(p->graph, operand(p, n, 0))], p->mesh_of[node->values]);
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    mpg_value input = operand(p, n, (int)i);
+    if (!mpg_has_value(input) || !alike(p->mesh_of[mpg_value_index(p->graph, input)], mesh))
+      return false;
+  }
+  return true;
 }
 
 /* Cuts a value along axis m of the mesh, unless it is annotated, has a cut along this axis, or the
@@ -308,7 +312,7 @@ static mpg_status visit(mpg_partitioning *p, uint32_t n, bool forward, bool *cha
   const mpg_mesh *mesh = mpg_part_mesh(p, node);
   if (!p->live[n] || !mesh) return MPG_OK;
   if (!forward && mpg_node_annotates(node)) *changed |= spread_annotation(p, n);
-  if (!may_divide(p, n)) return MPG_OK;
+  if (!may_divide(p, n, mesh)) return MPG_OK;
   int first = forward ? 0 : (int)node->num_inputs,
       last = (int)(forward ? node->num_inputs : node->num_inputs + node->num_outputs);
   for (int m = 0; m < mesh->num_axes; m++) {
@@ -316,9 +320,7 @@ static mpg_status visit(mpg_partitioning *p, uint32_t n, bool forward, bool *cha
     for (int i = first; i < last; i++) {
       mpg_value value = operand(p, n, i);
       const mpg_part_value *own = part_of(p, value);
-      if (!own->layout.cuts[m].on || own->stored ||
-          !alike(p->mesh_of[mpg_value_index(p->graph, value)], mesh))
-        continue;
+      if (!own->layout.cuts[m].on || own->stored) continue;
       MPG_TRY(find_rule(p, n));
       bool adopted = false;
       MPG_TRY(adopt(p, mesh, n, m, i, &own->layout.cuts[m], &adopted));

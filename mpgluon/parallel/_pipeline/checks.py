@@ -14,13 +14,13 @@ def placeholders(lookups):
     return [_core.empty((one.count, *one.row), one.device, one.dtype) for one in lookups]
 
 
-def check(entry, call, rows, arrays, whole):
+def check(entry, call, rows, arrays, whole, exact):
     """Raises MXNetError if the block's results on a micro-batch differ from its results on the
     whole batch, unless the pipeline's option `check` is False. Also detects random draws without a
     batch axis, such as a mask of a weight.
 
     `call` is the staged call for a micro-batch of `rows` rows and these arrays, and `whole` has the
-    inputs of all micro-batches."""
+    inputs of all micro-batches. `exact` says whether the pipeline keeps the bits of one device."""
     pipeline = entry.pipeline
     # Parameters and taps are not divided. Outputs that follow the block's own, such as the row
     # indices of taps, are not results of the block. Mark them as carried, because the check
@@ -33,7 +33,7 @@ def check(entry, call, rows, arrays, whole):
     # depend on the batch size. It also identifies the batch axis if a micro-batch has one row.
     other = None
     if call.draws or not entry.compared or rows == 1:
-        other = _whole_call(entry, total, arrays, whole)
+        other = _whole_call(entry, total, arrays, whole, exact)
     if pipeline.check:
         call.check(
             kinds,
@@ -50,7 +50,7 @@ def check(entry, call, rows, arrays, whole):
     entry.compared = True
 
 
-def _whole_call(entry, total, arrays, whole):
+def _whole_call(entry, total, arrays, whole, exact):
     """Returns the staged call for the whole batch, or None if the block works only on
     micro-batches."""
     params = arrays[len(whole) : len(whole) + len(entry.signature.used)]
@@ -64,7 +64,7 @@ def _whole_call(entry, total, arrays, whole):
             none,
             none,
             recording=tapped,
-            exact=True,
+            exact=exact,
         )
     except MemoryError:
         raise

@@ -499,7 +499,7 @@ class Entry:
             steps = self.host_steps
             if divided and (self.pipeline.check or call.draws):
                 try:
-                    check(self, call, rows, arrays, whole)
+                    check(self, call, rows, arrays, whole, exact)
                 except MemoryError:
                     raise
                 except MXNetError as error:

@@ -69,8 +69,9 @@ class HomeParameter(Parameter):
         if context_list(ctx) != self.homes:
             where = self.home if len(self.homes) == 1 else self.homes
             raise MXNetError(
-                f"Parameter '{self.name}' belongs to a layer that is split over devices, and "
-                f"cannot leave {where}; create the layer with other devices"
+                f"Parameter '{self.name}' belongs to a layer that is split over devices "
+                "(Mesh.partition, Mesh.place or mx.parallel.shard), and cannot leave "
+                f"{where}; create the network again and divide it over other devices"
             )
         super().reset_ctx(self.homes)
 

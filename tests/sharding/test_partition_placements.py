@@ -1,0 +1,109 @@
+"""Partitioned networks with arrays on other devices, and in pipelines."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel
+from mpgluon.gluon import nn
+from support.devices import on
+from support.meshes import build, check, inputs, trained
+
+UNITS = {"model": 2}, {"a.weight": "model", "b.weight": (None, "model")}
+STORED = {"shard": 2}, {".*weight": "shard"}
+
+
+class Captured(gluon.HybridBlock):
+    """Uses an array of another device between two layers."""
+
+    def __init__(self, device):
+        super().__init__(prefix="net_")
+        (array,) = inputs((1, 8))
+        self.array = array.as_in_context(device)
+        with self.name_scope():
+            self.a = nn.Dense(8, in_units=6)
+            self.b = nn.Dense(4, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        h = self.a(x)
+        h = F.broadcast_add(h, F.tanh(self.array.as_in_context(h.context)))
+        return self.b(F.broadcast_mul(h, self.array.as_in_context(h.context)))
+
+
+@pytest.mark.parametrize("device", [1, 3])  # within and outside of the mesh
+def test_arrays_of_other_devices_meet_divided_layers(device):
+    batch = inputs((4, 6))
+    wanted = trained(build(lambda: Captured(on(0))), [batch])
+    check(trained(build(lambda: Captured(on(device)), *UNITS), [batch]), wanted)
+
+
+class Looked(gluon.HybridBlock):
+    """A row_sparse embedding and a token that is repeated for each row."""
+
+    def __init__(self, sparse=True):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.table = nn.Embedding(9, 8, sparse_grad=sparse)
+            self.a = nn.Dense(8, in_units=8)
+            self.b = nn.Dense(4, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        h = F.LayerNorm(self.table(x), F.ones((8,)), F.zeros((8,)))
+        token = F.broadcast_to(F.ones((1, 8)) * 0.5, h.shape)
+        return self.b(F.tanh(self.a(F.mean(F.stack(h, token, axis=0), axis=0))))
+
+
+class Experts(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.a = nn.Dense(8, in_units=6, flatten=False)
+            self.moe = nn.MoE(8, 6, experts=3, k=3, in_units=8, weight_initializer="normal")
+            self.b = nn.Dense(4, in_units=8, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        return self.b(self.moe(self.a(x)))
+
+
+def results(net, x):
+    """Returns the output, and the gradients of parameters that no plan of these tests divides."""
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    params = net.collect_params().items()
+    return y.asnumpy(), {
+        name: param.grad().asnumpy()
+        for name, param in params
+        if param.grad_stype == "default" and name.endswith("bias")
+    }
+
+
+@pytest.mark.parametrize("where", [UNITS, STORED], ids=["units", "stored"])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["lookups", "experts"])
+def test_pipelines_check_the_network_before_it_is_divided(kind, rows, where):
+    numpy = kind == "experts"
+    make = Experts if numpy else lambda: Looked(True)
+    if not numpy and where is STORED:
+        where = STORED[0], {"[ab].weight": "shard"}
+    (x,) = inputs((4, 3, 6), dtype="float32") if numpy else inputs((4,), high=9)
+    mx.util.set_np(shape=numpy, array=numpy)
+    try:
+        x = x.as_np_ndarray() if numpy else x
+        flags = {"dtype": "float32", "pipeline": parallel.Pipeline(4 // rows)}
+        found = results(build(make, *where, **flags), x)
+        wanted = results(build(make, dtype="float32"), x)
+    finally:
+        mx.util.reset_np()
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(found[0], wanted[0], **close)
+    assert found[1].keys() == wanted[1].keys() != set()
+    for name, array in wanted[1].items():
+        np.testing.assert_allclose(found[1][name], array, **close, err_msg=name)
+
+
+def test_parameters_in_parts_name_the_partition_when_they_are_moved():
+    net = build(lambda: Looked(False), *UNITS)
+    with pytest.raises(mx.MXNetError, match=r"Mesh\.partition.*cannot leave"):
+        net.collect_params().reset_ctx(on(2))
+    assert nd.sum(net.a.shard0_weight.data()).asscalar() != 0
