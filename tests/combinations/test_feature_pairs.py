@@ -20,12 +20,15 @@ from programs.features.table import (
     OPTIMIZERS,
     OTHER_OPTIMIZERS,
     OTHER_OPTIONS,
+    PARTITIONS,
+    QUICK_PARTITIONS,
     REFUSED,
     excluded,
 )
 from programs.random_blocks import fresh_seed
 
 SEED, PARTS, PARTS_OF_TRIPLES = 1, 24, 200
+SLOW = [name for name in PARTITIONS if name not in QUICK_PARTITIONS]
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,13 @@ def pairs():
     return cover(FACTORS, excluded, 2, SEED)
 
 
+@pytest.fixture(scope="module")
+def quick_rows():
+    """Returns programs with all pairs of values, except of most partitions."""
+    values = [value for value in FACTORS["placement"] if value not in SLOW]
+    return cover({**FACTORS, "placement": values}, excluded, 2, SEED)[0]
+
+
 def check_rows(rows):
     """Checks all rows; fails with the first failure, minimized."""
     for row in rows:
@@ -53,8 +63,13 @@ def check_rows(rows):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_programs_with_all_pairs_of_features_match_eager_execution(part, pairs):
-    check_rows(pairs[0][part::PARTS])
+def test_programs_with_all_pairs_of_features_match_eager_execution(part, quick_rows):
+    check_rows(quick_rows[part::PARTS])
+
+
+@pytest.mark.slow
+def test_programs_of_partitions_match_eager_execution(pairs):
+    check_rows([row for row in pairs[0] if row["placement"] in PARTITIONS])
 
 
 def test_every_pair_of_features_is_covered_or_excluded(pairs):
@@ -147,6 +162,7 @@ FUNCTIONS = {
     "TrainStep.__call__": (parallel.TrainStep.__call__, {"self", "data", "labels"}),
     "Trainer": (gluon.Trainer, {"params", "optimizer", "optimizer_params"}),
     "Mesh": (parallel.Mesh, set()),
+    "Mesh.partition": (parallel.Mesh.partition, {"self", "net"}),
     "Mesh.place": (parallel.Mesh.place, {"self", "net"}),
     "Optimizer": (optimizer.Optimizer, {"kwargs"}),
     "Parameter": (gluon.Parameter, {"name", "shape"}),

@@ -30,9 +30,12 @@ from programs.features.compare import close, equal
 from programs.features.covering import cover
 from programs.features.run import Run
 from programs.features.table import (
+    CHANGING_BITS,
     DEFAULTS,
     DRAWING,
     FACTORS,
+    OF_NORMS,
+    PARTITIONS,
     PIPELINED,
     REPLICAS,
     SMOOTH,
@@ -44,8 +47,12 @@ from programs.random_blocks import fresh_seed
 
 def by_bits(row):
     """True if the contract promises the bits of one device."""
-    if row["placement"] in REPLICAS or row["placement"] in SPLIT:
+    if row["placement"] in (*REPLICAS, *SPLIT, *CHANGING_BITS):
         return False
+    if row["placement"] in PARTITIONS and (
+        row["optimizer"] in OF_NORMS or row["clipping"] not in ("none", "elements")
+    ):
+        return False  # norms of a weight in parts are sums of the parts' norms
     if row["gradient"] == "second order" and row["placement"] != "one device":
         return False  # gradients on another device are summed there first
     several = row["accumulate"] == "2" or row["calls"] == "2"

@@ -19,7 +19,7 @@ from mpgluon.contrib import amp, lora
 from mpgluon.contrib.quantization import quantize_weights
 from programs.features.blocks import WIDTH, numbers
 from programs.features.compare import close, flat, values
-from programs.features.table import BY_CODE, REPLICAS
+from programs.features.table import BY_CODE, OTHER_LAYOUTS, REPLICAS
 from support.devices import on
 from support.kinds import new
 
@@ -127,9 +127,12 @@ def checkpoint(run):
 
 @event("resumed")
 def resumed(run):
-    """Continues with a new network and trainer, like a restarted script."""
+    """Continues with a new network and trainer, like a restarted script. Partitioned networks
+    continue on another layout."""
     folder = os.path.join(run.folder, "run")
     mx.parallel.save(folder, run.net, run.trainer).wait()
+    placement = run.row["placement"]
+    run.row = {**run.row, "placement": OTHER_LAYOUTS.get(placement, placement)}
     run.net = run.make_network()
     run.trainer, run.train = run.make_trainer(run.net), None
     mx.parallel.load(folder, run.net, run.trainer, progress=False)

@@ -19,9 +19,11 @@ from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
 from programs.features.table import (
     BY_CODE,
+    CHANGING_BITS,
     DRAWING,
     FACTORS,
     MESHES,
+    PARTITIONS,
     PIPELINED,
     REPLICAS,
     SPLIT,
@@ -122,6 +124,8 @@ class Run:
         elif placement == "placed before":
             net.place(by_name, verbose=False)
             self.create_parameters(net, init)
+        elif placement in PARTITIONS:
+            self.partition(net, init)
         elif placement in MESHES:
             value = FACTORS["placement"][placement]
             mesh = value["Mesh"]
@@ -153,6 +157,17 @@ class Run:
         self.hybridize(net)
         return net
 
+    def partition(self, net, init):
+        """Partitions a network, before or after its parameters are created."""
+        options = self.options("Mesh")
+        self.mesh = Mesh(options["axes"], devices=[on(i) for i in range(options["devices"])])
+        whole = self.row["created"] in ("net", "load_parameters")
+        if whole:
+            self.create_parameters(net, init, ctx=on(0))
+        self.mesh.partition(net, **self.options("Mesh.partition"))
+        if not whole:
+            self.create_parameters(net, init)
+
     def create_parameters(self, net, init, **ctx):
         """Creates the parameters of a network, which may be placed, in the row's way."""
         way = self.row["created"]
@@ -182,6 +197,7 @@ class Run:
         if row["recompute"] == "layers":
             for stage in net.stages:
                 exact = row["exact"] == "exact" or row["way"] in ("eager", "inactive")
+                exact &= row["placement"] not in CHANGING_BITS
                 stage.hybridize(recompute=True, exact=exact)
         flags = self.options("hybridize")
         if self.pipelined and row["way"] not in STEPS:
@@ -417,7 +433,7 @@ class Run:
         shape.insert(self.axis, 1)
         values = np.random.RandomState(5).uniform(-1, 1, shape)
         row = self.row
-        moves = row["placement"] not in SPLIT and row["event"] != "reset_ctx"
+        moves = row["placement"] not in (*SPLIT, *PARTITIONS) and row["event"] != "reset_ctx"
         moved = row["pipeline"] == "carry" and moves and not self.plain
         return new.array(values, ctx=on(1) if moved else self.home(), dtype=self.dtype)
 

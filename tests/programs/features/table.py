@@ -8,6 +8,7 @@ compute different results. `REFUSED` lists pairs that raise an error, with a par
 """
 
 import itertools
+import math
 
 from mpgluon.parallel import schedules
 from programs.features.blocks import CUSTOM, FLOW, LAYERS, MEMORY, ORIGINS, TIED
@@ -16,8 +17,20 @@ from programs.features.own_optimizer import Nested
 NAMED = [*schedules.NAMES, "auto"]
 
 
+FIRST_AND_LAST = r"(first|last)\.weight"
+
+
 def plain(*names):
     return {name: {} for name in names}
+
+
+def partition(plan, *, exact=False, **axes):
+    """Returns a placement by `Mesh.partition`, over as many devices as the mesh needs."""
+    options = {} if plan is None else {"plan": plan}
+    options.update({"partition": "exact"} if exact else {})
+    sizes = [size if isinstance(size, int) else len(size) for size in axes.values()]
+    mesh = {"axes": axes, "devices": math.prod(sizes)}
+    return {"Mesh": mesh, "Mesh.partition": options}
 
 
 OPTIMIZERS = {
@@ -47,6 +60,8 @@ OPTIMIZERS = {
 }
 # Optimizers for which a small change of a gradient causes a small change of the weights
 SMOOTH = ("sgd", "sgd momentum", "nag", "lamb", "lars", "lbsgd", "dcasgd", "sgld", "nested")
+# Optimizers whose steps depend on norms or means of whole weights
+OF_NORMS = ("lamb", "lars", "lbsgd", "muon", "adafactor")
 
 FACTORS = {
     "way": {
@@ -82,6 +97,29 @@ FACTORS = {
             "how": "split",
         },
         "shard": {},
+        # Without a plan, only the batch is divided: the parameters are too small.
+        "partition of the batch": partition(None, data=2),
+        "partition in unequal shares": partition(None, data=[2, 1]),
+        "partition of units": partition(
+            {"first.weight": "model", "last.weight": (None, "model")}, model=2
+        ),
+        "partition of unequal units": partition(
+            {r"first\.(weight|bias)": "model", "last.weight": "model:2"}, model=[2, 1]
+        ),
+        "partition of batch and units": partition(
+            {"data0": "data", "first.weight": "model", "last.weight": (None, "model")},
+            data=2,
+            model=2,
+        ),
+        "partition of storage": partition({"data0": "shard", FIRST_AND_LAST: "shard"}, shard=2),
+        "partition of unequal storage": partition(
+            {"data0": "shard", FIRST_AND_LAST: (None, "shard")}, shard=[3, 1]
+        ),
+        "partition of batch and storage": partition(
+            {"data0": (("data", "shard"),), FIRST_AND_LAST: "shard"}, data=2, shard=2
+        ),
+        "partition of time": partition({"data0": (None, "context")}, context=2),
+        "exact partition": partition({FIRST_AND_LAST: "shard"}, exact=True, shard=2),
     },
     # How the parameters are created; "net": by the network's initialize
     "created": plain("net", "collect_params", "children", "load_parameters"),
@@ -187,7 +225,28 @@ DRAWING = ("Dropout", "heads", "MultiHeadAttention", "noise")
 REBUILT = ("lora", "two adapters", "merged adapters", "quantize")  # events with a new trainer
 HOSTED = ("Custom", "Custom with a layer", "Function")
 WRITES = ("write to a new array", "in-place sums")  # not possible in a compiled block
-MESHES = [name for name, value in FACTORS["placement"].items() if "Mesh" in value]
+PARTITIONS = [name for name, value in FACTORS["placement"].items() if "Mesh.partition" in value]
+CHANGING_BITS = [name for name in PARTITIONS if name != "exact partition"]
+# Partitions that divide parameters
+IN_PARTS = [
+    name
+    for name in PARTITIONS
+    if any("weight" in key for key in FACTORS["placement"][name]["Mesh.partition"].get("plan", ()))
+]
+# Partitions in the quick tests of all pairs
+QUICK_PARTITIONS = ("partition in unequal shares", "partition of batch and units")
+OF_INPUTS = [name for name in PARTITIONS if name not in IN_PARTS]
+# The placement that loads a checkpoint of another one
+OTHER_LAYOUTS = {
+    **dict(zip(OF_INPUTS, [*OF_INPUTS[1:], OF_INPUTS[0]])),
+    **dict(zip(IN_PARTS, IN_PARTS[1:])),
+    "exact partition": "placed by pattern",
+}
+MESHES = [
+    name
+    for name, value in FACTORS["placement"].items()
+    if "Mesh" in value and name not in PARTITIONS
+]
 REPLICAS = ("mesh of replicas", "mesh of replicas and stages")
 SPLIT = ("mesh with split layers", "shard")
 BY_CODE = (
@@ -234,8 +293,9 @@ MEANINGLESS = rules(
     ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
     ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
     # A schedule table covers the stages of one replica. Other layers may change them, and with
-    # `recompute`, other gradients as well.
-    ({"way": ["step table"]}, {"placement": REPLICAS}),
+    # `recompute`, other gradients as well. In a partition, other transfers may, as of captured
+    # arrays or of another precision.
+    ({"way": ["step table"]}, {"placement": [*REPLICAS, *PARTITIONS]}),
     ({"way": ["step table"]}, {"event": ["new layer", "replaced layers", "freeze", *REBUILT]}),
     # The program writes gradients itself or twice, and accumulation would add them.
     ({"gradient": ["autograd.grad", "twice"]}, {"accumulate": ["2"]}),
@@ -259,7 +319,35 @@ LAID_OUT = {"placement": "mesh of replicas"}
 HEADS = ("decoder", "MultiHeadAttention", "limited heads")
 CAPTURING = {"captured": "host data", "count": "2"}
 COMPILED_WHOLE = {"way": "hybridized"}
+COMPILED_PARTITION = {"way": "hybridized", "exact": "default"}
 REFUSED = [
+    (({"placement": CHANGING_BITS}, {"exact": ["exact"]}), "of Mesh.partition", COMPILED_WHOLE),
+    (
+        ({"placement": PARTITIONS}, {"event": ["export"]}),
+        "export (symbols): 'net' is divided over the devices of a mesh (Mesh.partition)",
+        COMPILED_PARTITION,
+    ),
+    (
+        ({"placement": PARTITIONS}, {"event": ["lora", "two adapters", "merged adapters"]}),
+        "(Mesh.partition); add adapters before",
+        {},
+    ),
+    (
+        ({"placement": PARTITIONS}, {"event": ["quantize"]}),
+        "(Mesh.partition); quantize the weights before",
+        {},
+    ),
+    (
+        ({"placement": PARTITIONS}, {"event": ["place"]}),
+        "(Mesh.partition); a network is either placed or partitioned",
+        {},
+    ),
+    (({"placement": IN_PARTS}, {"event": ["reset_ctx"]}), "(Mesh.partition", {}),
+    (
+        ({"placement": IN_PARTS}, {"parameters": ["deferred"]}),
+        "Mesh.partition: the shape of 'first.weight' is not known yet",
+        {},
+    ),
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
     (({"placement": SPLIT}, {"parameters": [*TIED]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
@@ -400,6 +488,7 @@ OTHER_OPTIONS = {
         "ignore_stale_grad": "the parameters unused",
     },
     "Trainer": {"compression_params": "stores of ranks: tests/ranks"},
+    "Mesh.partition": {},
     "Mesh.place": {"stages": "the mesh of named stages", "split": "the mesh with split layers"},
     "Optimizer": {
         "rescale_grad": "by Trainer.step",
