@@ -190,6 +190,9 @@ def set_division(block, division):
     block._partitioning = division
 
 
+ONE_LAYOUT = "a network is either placed or partitioned"
+
+
 def refuse_partitioned(net, who, advice):
     """Raises MXNetError if `Mesh.partition` has divided a network, or a block in it."""
     for path, block in (("", net), *((path, block) for _, _, path, block in walk(net))):

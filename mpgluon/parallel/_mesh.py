@@ -14,6 +14,7 @@ from .._internal.device_groups import Groups, is_placement
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
 from ..gluon._tree import (
+    ONE_LAYOUT,
     children,
     devices_of_groups,
     forget_compiled,
@@ -322,7 +323,7 @@ class Mesh:
         if not isinstance(net, Block):
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
         refuse_inner(net, "Mesh.place", self)
-        refuse_partitioned(net, "Mesh.place", "a network is either placed or partitioned")
+        refuse_partitioned(net, "Mesh.place", ONE_LAYOUT)
         assigned = self._assign(net, stages, "Mesh.place")
         count, stage_of = self.size("model"), _stages(net, assigned)
         for block in stage_of:

@@ -12,6 +12,7 @@ from .._core import random_state
 from ..base import MXNetError
 from ..gluon._nested import flatten, regroup
 from ..gluon._tree import (
+    ONE_LAYOUT,
     devices_of_groups,
     division_of,
     forget_compiled,
@@ -333,9 +334,15 @@ def partition(
             raise MXNetError(f"Mesh.partition: '{path or net.name}' is partitioned already")
         if devices_of_groups(block) is not None and mesh.size("stage") == 1:
             raise MXNetError(
-                f"Mesh.partition: '{path or net.name}' is placed on devices; partition a network "
-                "that is not placed, or use a mesh with an axis 'stage'"
+                f"Mesh.partition: '{path or net.name}' is placed on devices (Mesh.place, net.place, "
+                f"group2ctx); {ONE_LAYOUT}, except by a mesh with an axis 'stage'"
             )
+        for name, param in own_parameters(block).items():
+            if param.replaced:
+                raise MXNetError(
+                    f"Mesh.partition: '{f'{path}.{name}'.lstrip('.')}' is shared with another "
+                    f"network: {param.replaced}; partition one block that contains both networks"
+                )
     work = _Plan(mesh, net, plan)
     by_path = parameters_by_path(net)
     text, homes = mesh_text(mesh, mode, context), mesh.line("stage")

@@ -12,6 +12,7 @@ from .._internal.device_groups import is_placement
 from ..base import MXNetError, counted, itemsize
 from ..context import Context, num_gpus
 from ..gluon._tree import (
+    ONE_LAYOUT,
     children,
     devices_of_groups,
     group_of,
@@ -62,7 +63,7 @@ def place(
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
     refuse_inner(net, "place")
-    refuse_partitioned(net, "place", "a network is either placed or partitioned")
+    refuse_partitioned(net, "place", ONE_LAYOUT)
     named = _named(net, where, blocks, strict=replaced is None)
     for block, device in (replaced or {}).items():
         named.setdefault(block, device)

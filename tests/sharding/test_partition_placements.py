@@ -107,3 +107,67 @@ def test_parameters_in_parts_name_the_partition_when_they_are_moved():
     with pytest.raises(mx.MXNetError, match=r"Mesh\.partition.*cannot leave"):
         net.collect_params().reset_ctx(on(2))
     assert nd.sum(net.a.shard0_weight.data()).asscalar() != 0
+
+
+# --- Refused combinations -------------------------------------------------------------------------
+
+
+class Wrong(gluon.HybridBlock):
+    """Calls an operator with arrays of two dtypes."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(8, 6))
+
+    def hybrid_forward(self, F, x, weight):
+        return F.broadcast_mul(F.ones((8, 6), dtype="float32"), weight)
+
+
+def test_errors_of_operators_do_not_blame_the_parts():
+    net = build(Wrong, {"model": 2}, {"weight": "model"})
+    with pytest.raises(mx.MXNetError) as raised:
+        net(*inputs((4, 6)))
+    assert "rhs must be float32" in str(raised.value)
+    assert "as_in_context" not in str(raised.value)
+
+
+class Grouped(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope(), mx.AttrScope(ctx_group="late"):
+            self.a = nn.Dense(8, in_units=6)
+
+    def hybrid_forward(self, F, x):
+        return self.a(x)
+
+
+def test_device_groups_are_refused():
+    groups, plan = {"late": on(1)}, {"a.weight": "model"}
+    mesh, error = mx.parallel.Mesh({"model": 2}, [on(0), on(1)]), "either placed or partitioned"
+    net = Grouped()
+    net.initialize(ctx=on(0), group2ctx=groups)
+    with pytest.raises(mx.MXNetError, match=rf"Mesh\.partition: .*group2ctx.*{error}"):
+        mesh.partition(net, plan)
+    net = build(Grouped, {"model": 2}, plan)
+    for use in (net.hybridize, lambda **options: net.initialize(force_reinit=True, **options)):
+        with pytest.raises(mx.MXNetError, match=rf"group2ctx.*Mesh\.partition.*{error}"):
+            use(group2ctx=groups)
+
+
+def test_parameters_of_a_partitioned_network_cannot_be_partitioned_in_another():
+    net = build(lambda: Looked(False), dtype="float32")
+    other = nn.HybridSequential()
+    other.add(nn.Dense(8, in_units=8, params=net.a.params))
+    mesh = mx.parallel.Mesh({"model": 2}, [on(0), on(1)])
+    mesh.partition(net, UNITS[1])
+    with pytest.raises(mx.MXNetError, match=r"'0\.weight' is shared with another network"):
+        mesh.partition(other, {"0.weight": "model"})
+
+
+def test_files_of_other_parts_name_the_advice(tmp_path):
+    file = str(tmp_path / "net.params")
+    build(lambda: Looked(False), *UNITS).save_parameters(file)
+    net = build(lambda: Looked(False), {"shard": 2}, {"[ab].weight": "shard"})
+    with pytest.raises(AssertionError, match=r"shape incompatible.*mx\.parallel\.save"):
+        net.load_parameters(file)

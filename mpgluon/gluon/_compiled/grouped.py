@@ -12,13 +12,22 @@ from ...attribute import AttrScope
 from ...context import current_context
 from ...initializer import Uniform, create
 from .._nested import first_context
-from .._tree import children, devices_of_groups, group_of, set_devices_of_groups, spans_devices
+from .._tree import (
+    ONE_LAYOUT,
+    children,
+    devices_of_groups,
+    group_of,
+    refuse_partitioned,
+    set_devices_of_groups,
+    spans_devices,
+)
 from . import tracing
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     """Implements `Block.initialize` with a group2ctx."""
     devices = device_groups.check(group2ctx)
+    refuse_partitioned(block, "initialize(group2ctx=)", ONE_LAYOUT)
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ValueError(
             "initialize: with group2ctx, ctx must be one device, the device of the blocks "

@@ -16,7 +16,7 @@ from .._block_path import block_path
 from .._compiled import grouped, recompute, tracing
 from .._compiled.call import CompiledCall
 from .._nested import first_context, holds, is_symbolic
-from .._tree import Compilable
+from .._tree import ONE_LAYOUT, Compilable, refuse_partitioned
 from ..parameter import DeferredInitializationError
 from ..utils import brief, shape_is_known
 from ._block import Block, overridable
@@ -129,6 +129,7 @@ class HybridBlock(Block, Compilable):
         """
         groups = flags.pop("group2ctx", None)
         if groups is not None:
+            refuse_partitioned(self, "hybridize(group2ctx=)", ONE_LAYOUT)
             self._group2ctx = check_groups(groups)
         unknown = set(flags) - _FLAGS
         if unknown:
@@ -357,6 +358,9 @@ class HybridBlock(Block, Compilable):
                     f"{contexts[0]} alone, which doesn't belong to this replica; place the network "
                     "again (Mesh.place), so that all replicas have the parameter"
                 )
+            division = self._partitioning
+            if division is not None and contexts[0] != division.home:
+                return contexts[0], None  # a part, which is joined on the first device
             # hybrid_forward may move the input or the parameter. If it does not, the operator
             # raises an error.
             return contexts[0], param

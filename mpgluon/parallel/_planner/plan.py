@@ -10,7 +10,14 @@ from ..._internal.device_groups import is_placement
 from ..._internal.tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon._tree import group_of, refuse_partitioned, set_devices_of_groups, set_group, walk
+from ...gluon._tree import (
+    ONE_LAYOUT,
+    group_of,
+    refuse_partitioned,
+    set_devices_of_groups,
+    set_group,
+    walk,
+)
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
 from .._mesh import forget_placement, refuse_inner
@@ -477,7 +484,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
             other device groups.
         """
         refuse_inner(net, "Plan.place")
-        refuse_partitioned(net, "Plan.place", "a network is either placed or partitioned")
+        refuse_partitioned(net, "Plan.place", ONE_LAYOUT)
         found = {path: block for _, _, path, block in walk(net)}
         placement = self.placement
         for layer in self.profile.layers:

@@ -9,7 +9,7 @@ from ... import _core, autograd, initializer, ndarray as nd, random
 from ..._internal import device_groups
 from ...base import MXNetError
 from ...gluon.parameter._parameter import Parameter
-from ...gluon.parameter._parameter_dict import find_parameter
+from ...gluon.parameter._parameter_dict import find_parameter, split_advice
 from ...gluon.utils import context_list, shape_is_known
 from ..collectives import divide
 
@@ -242,6 +242,14 @@ class ShardedParameter(HomeParameter):
             return
         with self.family.calls(self.index):
             super().initialize(init, ctx, default_init, force_reinit)
+
+    def _check_load(self, data, ctx, *options):
+        try:
+            super()._check_load(data, ctx, *options)
+        except AssertionError as error:
+            if data.shape == self.shape:
+                raise
+            raise AssertionError(f"{error}. {split_advice(self.name)}") from None
 
     def finish_deferred_init(self) -> None:
         if (
