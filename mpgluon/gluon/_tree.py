@@ -6,6 +6,7 @@ device group, and may be compiled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,25 @@ def replace_parameter(block, name, others):
     former, parts = own[name], {other: own.pop(other) for other in others}
     block._reg_params = _in_place_of(own, name, parts)
     block.params.replace(former, list(parts.values()))
+
+
+@contextlib.contextmanager
+def restored_on_errors(blocks):
+    """Restores the attributes and own parameters of blocks if the body raises an error."""
+    saved = [
+        (block, dict(vars(block)), dict(block._reg_params), dict(block.params.items()))
+        for block in blocks
+    ]
+    try:
+        yield
+    except BaseException:
+        for block, attributes, own, items in saved:
+            for name in vars(block).keys() - attributes.keys():
+                del vars(block)[name]
+            vars(block).update(attributes, _reg_params=own)
+            block.params.restore(items)
+        structure_changes.note()
+        raise
 
 
 def _in_place_of(items, key, others):

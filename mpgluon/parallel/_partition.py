@@ -19,13 +19,14 @@ from ..gluon._tree import (
     own_parameters,
     parameters_by_path,
     replace_parameter,
+    restored_on_errors,
     set_division,
     walk,
 )
 from ..gluon.block import HybridBlock
 from ..gluon.parameter import Constant
 from ..gluon.utils import shape_is_known
-from ._tensor_parallel.parameters import Family, HomeParameter, split_parameter
+from ._tensor_parallel.parameters import Family, HomeParameter, add_parts, make_parts
 from .collectives import divide
 
 if TYPE_CHECKING:
@@ -400,7 +401,9 @@ def _divide(mesh, blocks, param, cut, stage, new_division):
     if not owners:
         raise MXNetError(f"Mesh.partition: no block has the parameter '{cut.path}' as its own")
     first, name = owners[0]
-    family = split_parameter(
+    # The parts get their values before they replace the parameter, so the network can be used if an
+    # error or an interrupt ends the call here.
+    family = make_parts(
         first,
         name,
         param.shape,
@@ -414,6 +417,18 @@ def _divide(mesh, blocks, param, cut, stage, new_division):
         differentiable=param.differentiable and not isinstance(param, Constant),
     )
     _values_to(param, family)
+    with restored_on_errors(block for block, _ in owners):
+        _replace(owners, cut, family, new_division)
+    param.joined = mesh.device(stage=stage), family.members
+    param.arrays = param.gradients = None
+    param.deferred_init = ()
+    param.replaced = f"Mesh.partition has divided '{cut.path}' along '{cut.axis}'"
+
+
+def _replace(owners, cut, family, new_division):
+    """Replaces a parameter by its parts in the blocks that own it under the given names."""
+    first, name = owners[0]
+    add_parts(first, name, family)
     names = [f"shard{i}_{name}" for i in range(len(family.members))]
     for block, own in owners:
         if block is not first:
@@ -426,7 +441,3 @@ def _divide(mesh, blocks, param, cut, stage, new_division):
             division.parts.update(former.parts)
         division.parts[own] = Joined(names, cut.axes, cut.stored, family)
         set_division(block, division)
-    param.joined = mesh.device(stage=stage), family.members
-    param.arrays = param.gradients = None
-    param.deferred_init = ()
-    param.replaced = f"Mesh.partition has divided '{cut.path}' along '{cut.axis}'"

@@ -171,3 +171,25 @@ def test_files_of_other_parts_name_the_advice(tmp_path):
     net = build(lambda: Looked(False), {"shard": 2}, {"[ab].weight": "shard"})
     with pytest.raises(AssertionError, match=r"shape incompatible.*mx\.parallel\.save"):
         net.load_parameters(file)
+
+
+@pytest.mark.parametrize("where", ["mpgluon.parallel._partition.set_division", "values"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_failed_partitions_leave_the_network_as_it_was(where, error, monkeypatch):
+    def failing(*args, **kwargs):
+        raise error
+
+    net, (x,) = build(lambda: Looked(False), dtype="float32"), inputs((4,), high=9)
+    wanted, names = net(x).asnumpy(), list(net.collect_params())
+    mesh = mx.parallel.Mesh({"model": 2}, [on(0), on(1)])
+    with monkeypatch.context() as patch:
+        if where == "values":
+            patch.setattr(parallel.ShardedParameter, "set_data", failing)
+        else:
+            patch.setattr(where, failing)
+        with pytest.raises(error):
+            mesh.partition(net, UNITS[1])
+    assert list(net.collect_params()) == names
+    np.testing.assert_array_equal(net(x).asnumpy(), wanted)
+    mesh.partition(net, UNITS[1])
+    np.testing.assert_allclose(net(x).asnumpy(), wanted, rtol=1e-4, atol=1e-6)

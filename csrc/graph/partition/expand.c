@@ -675,7 +675,8 @@ static mpg_status take_over(expansion *e, uint32_t n) {
       return mpg_fail(
           MPG_ERROR,
           "%s writes input %u, which is annotated with axes '%s' of a mesh, so that the "
-          "new values would be lost; leave this array out of the plan",
+          "new values would be lost; leave this array out of the plan, for example with "
+          "{'data0': 'data'}",
           node->op->name, i, ((const mpg_sharded_params *)from->params)->axes);
     /* Parts of the input would be out of date. */
     e->p->values[mpg_value_index(graph, input)].fetched = NULL;

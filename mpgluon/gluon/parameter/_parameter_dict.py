@@ -170,6 +170,10 @@ class ParameterDict:
             items.update(added if param is former else {} if name in added else {name: param})
         self._params = {**items, **added}
 
+    def restore(self, items: dict[str, Parameter]) -> None:
+        """Sets the parameters of the dict to earlier ones."""
+        self._params = items
+
     def adopt(self, param: Parameter, attribute: str, former: Parameter | None = None) -> None:
         """Adds a parameter that was created without a ParameterDict and became an attribute of a
         block. The first dict that adopts it adds its prefix to the parameter's name, which is the

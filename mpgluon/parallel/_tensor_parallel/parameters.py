@@ -281,13 +281,28 @@ def split_parameter(
     shape: tuple[int, ...],
     axis: int,
     ctx: Sequence[Context],
+    *options: Any,
+    **kwargs: Any,
+) -> Family:
+    """Creates the parts of a block's parameter, and adds them to the block. The part on device i is
+    the attribute ``shard{i}_{name}``. `make_parts` describes the arguments."""
+    family = make_parts(block, name, shape, axis, ctx, *options, **kwargs)
+    add_parts(block, name, family)
+    return family
+
+
+def make_parts(
+    block: Block,
+    name: str,
+    shape: tuple[int, ...],
+    axis: int,
+    ctx: Sequence[Context],
     blocks: int = 1,
     unit: int = 1,
     weights: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Family:
-    """Creates the parts of a block's parameter. The part on device i is the attribute
-    ``shard{i}_{name}``. Returns their family.
+    """Creates the parts of a block's parameter. Returns their family.
 
     Parameters
     ----------
@@ -307,10 +322,15 @@ def split_parameter(
                 f"Parameter '{full}' already exists; layers that are split over devices cannot "
                 "share parameters (params=)"
             )
-        param = ShardedParameter(full, family, index, home, **kwargs)
-        block.params.update({full: param})
-        setattr(block, f"shard{index}_{name}", param)
+        ShardedParameter(full, family, index, home, **kwargs)
     return family
+
+
+def add_parts(block: Block, name: str, family: Family) -> None:
+    """Adds the parts of a parameter to a block."""
+    for part in family.members:
+        block.params.update({part.name: part})
+        setattr(block, f"shard{part.index}_{name}", part)
 
 
 def home_parameter(
