@@ -31,6 +31,18 @@ def devices_of(net):
     return [parameter.list_ctx() for parameter in net.collect_params().values()]
 
 
+def chosen(scope, printed):
+    assert scope["numbers"][:2] == (45125632, 2621440)
+    advice = re.findall(r"^\[\d.*?\] (\w+)", printed, re.M)
+    assert advice == ["one", "more", "shard", "shard", "model", "data"]
+    assert "[72, 24] shard: [72, 24]" in printed  # as in notebook 22
+
+
+def compared(scope, printed):
+    assert printed == "True\n"
+    assert scope["losses"]([1])[0] > scope["losses"]([1])[-1]
+
+
 def placed(scope, printed):
     (wanted,) = blocks(PAGES["place"], "text")
     wanted, found = [re.sub(r"hybridsequential\d+", "net", text) for text in (wanted, printed)]
@@ -136,6 +148,7 @@ def summed(scope, printed):
 
 
 CHECKS = {
+    "choose": chosen,
     "place": placed,
     "pipeline": pipelined,
     "schedule": scheduled,
@@ -151,6 +164,7 @@ CHECKS = {
     "offload": offloaded,
     "timeline": timed,
     "debug": debugged,
+    "comparison": compared,
     "reference": summed,
 }
 
