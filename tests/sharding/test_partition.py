@@ -634,3 +634,23 @@ def test_devices_of_other_meshes_must_differ():
     net.hybridize()
     with pytest.raises(MXNetError, match="different devices"):
         net(x)
+
+
+class Joined(Block):
+    def make(self):
+        self.a = nn.Dense(6, in_units=6, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        x = self.a(x)
+        parts = F.slice_axis(x, axis=1, begin=2, end=None), F.slice_axis(x, axis=1, begin=0, end=2)
+        return F.contrib.sharded(F.concat(*parts, dim=1), axes=",model:2:1") * 2
+
+
+@pytest.mark.parametrize("leaves", [None, 2])
+@pytest.mark.parametrize("plan", [{"a.bias": "model"}, {"a.weight": "model:1:2"}], ids=str)
+def test_joined_arrays_are_not_parts_of_another_cut(plan, leaves):
+    """The two arrays have the shapes of the parts: 4 and 2 of 6 columns."""
+    batches = [inputs((4, 6))]
+    wanted = trained(build(Joined), batches)
+    for mesh in [{"model": 2}, {"model": 1}] if leaves else [{"model": 2}]:
+        check(trained(build(Joined, mesh, plan, leaves=leaves), batches), wanted)

@@ -597,6 +597,18 @@ static mpg_value stored_piece(const mpg_graph *graph, mpg_value value) {
   }
 }
 
+/* True if a concatenation, reshaped to an array of shape `whole`, joins the parts of a cut. */
+static bool joins_parts(const mpg_graph *graph, mpg_value join, const mpg_shape *whole,
+                        const mpg_cut *cut) {
+  const mpg_node *node = &graph->nodes[join.node];
+  if (!node->op || !mpg_op_joins(node->op)) return false;
+  const mpg_shape *shape = &mpg_graph_at(graph, join)->desc.shape;
+  int dim = mpg_sharding_axis(((const mpg_concat_params *)node->params)->dim, shape->ndim);
+  return shape->dims[dim] == cut->size * cut->digit.inner &&
+         mpg_shape_product(shape, 0, dim) ==
+             mpg_shape_product(whole, 0, cut->digit.axis) * cut->digit.outer;
+}
+
 /* True if an annotated value is the concatenation of its parts, which are on their devices already.
  * Then uses them as its pieces. */
 static bool is_stored(expansion *e, uint32_t n) {
@@ -614,20 +626,21 @@ static bool is_stored(expansion *e, uint32_t n) {
   while (mpg_node_is_reshape(&graph->nodes[join.node]))
     join = mpg_node_inputs(graph, &graph->nodes[join.node])[0];
   const mpg_node *concat = &graph->nodes[join.node];
-  if (axis < 0 || !concat->op || !mpg_op_joins(concat->op) ||
+  const mpg_shape *whole = &graph->values[node->values].desc.shape;
+  if (axis < 0 || !joins_parts(graph, join, whole, &own->layout.cuts[axis]) ||
       (int)concat->num_inputs != mesh->axes[axis].size)
     return false;
   mpg_coordinates place = {{0}};
   for (uint32_t k = 0; k < concat->num_inputs; k++) {
     mpg_value piece = stored_piece(graph, mpg_node_inputs(graph, concat)[k]);
     place.at[axis] = (int)k;
-    mpg_shape shape =
-        mpg_layout_shape(mesh, &own->layout, &place, &graph->values[node->values].desc.shape);
+    mpg_shape shape = mpg_layout_shape(mesh, &own->layout, &place, whole);
+    const mpg_part_value *from = &e->p->values[mpg_value_index(graph, piece)];
     if (!mpg_device_id_equal(mpg_graph_at(graph, piece)->device, mpg_mesh_device(mesh, &place)) ||
-        !mpg_shape_equal(&mpg_graph_at(graph, piece)->desc.shape, &shape))
+        !mpg_shape_equal(&mpg_graph_at(graph, piece)->desc.shape, &shape) ||
+        mpg_layout_divided(&from->layout))
       return false;
-    own->pieces[mpg_mesh_index(mesh, &place)] =
-        e->p->values[mpg_value_index(graph, piece)].pieces[0];
+    own->pieces[mpg_mesh_index(mesh, &place)] = from->pieces[0];
   }
   return true;
 }
