@@ -222,7 +222,10 @@ def test_checkpoints_fit_any_stages(first, second, tmp_path):
 @pytest.mark.parametrize(
     "use, error",
     [
-        (lambda net: mesh_of({"stage": 2}).partition(net, {}), "only the axis 'stage'; use Mesh.place"),
+        (
+            lambda net: mesh_of({"stage": 2}).partition(net, {}),
+            "only the axis 'stage'; use Mesh.place",
+        ),
         (lambda net: mesh_of({"data": 2}).partition(net, stages=[]), "needs a mesh with an axis"),
         (lambda net: mesh_of(SHARD[0]).partition(net, stages=[["0"], ["5"]]), "no block at path"),
         (lambda net: mesh_of(SHARD[0]).partition(net, stages=[["0"], []]), "stage 1 of 2 has no"),
