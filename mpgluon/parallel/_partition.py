@@ -335,8 +335,8 @@ def partition(
             raise MXNetError(f"Mesh.partition: '{path or net.name}' is partitioned already")
         if devices_of_groups(block) is not None and mesh.size("stage") == 1:
             raise MXNetError(
-                f"Mesh.partition: '{path or net.name}' is placed on devices (Mesh.place, net.place, "
-                f"group2ctx); {ONE_LAYOUT}, except by a mesh with an axis 'stage'"
+                f"Mesh.partition: '{path or net.name}' is placed on devices (Mesh.place, "
+                f"net.place, group2ctx); {ONE_LAYOUT}, except by a mesh with an axis 'stage'"
             )
         for name, param in own_parameters(block).items():
             if param.replaced:
