@@ -1,11 +1,11 @@
-"""Offload (Trainer(offload=...)) against everything on one device: time and memory of a step.
+"""Offload against everything on one device: time and memory of a training step.
 
     python benchmarks/parallel/offload.py [--rounds N] [--case mlp|llama]
 
-The network is on cpu(0), with one thread, and its optimizer states are there or on cpu(1). The ways
-take turns, in a new order in each round; a turn is the fastest of three steps. The ratio is the
-median over the rounds. Memory is the peak of each device in a step, in bytes for each parameter,
-measured in a process of its own.
+The network computes on cpu(0), with one thread. Its optimizer states, or its parameters, are on
+cpu(1). The ways take turns, in a new order in each round; a turn is the fastest of three steps. The
+ratio is the median over the rounds. Memory is the peak of each device in a step, in bytes for each
+parameter, measured in a process of its own.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 
 DEVICE, OTHER = mx.cpu(0), mx.cpu(1)
-WAYS = {"one device": None, "states": {"states": OTHER}}
+WAYS = "one device", "states", "parameters"
 
 
 def stepper(case, way):
@@ -31,10 +31,13 @@ def stepper(case, way):
     net, x, y = make()
     loss = loss_class()
     net.initialize(mx.init.Normal(0.02), ctx=DEVICE)
+    if way == "parameters":
+        mx.parallel.Mesh({"data": 1}, [DEVICE]).partition(net, offload={way: OTHER})
     net.hybridize()
     loss.hybridize()
     adam = {"learning_rate": 1e-4}
-    trainer = gluon.Trainer(net.collect_params(), "adam", adam, offload=WAYS[way])
+    offload = {way: OTHER} if way == "states" else None
+    trainer = gluon.Trainer(net.collect_params(), "adam", adam, offload=offload)
 
     def step():
         with autograd.record():
@@ -77,7 +80,6 @@ def main():
                     steps[way]()
                     turns.append(time.perf_counter() - began)
                 times[way].append(min(turns))
-        first = next(iter(WAYS))
         for way in WAYS:
             output = subprocess.run(
                 [sys.executable, __file__, "--memory", case, way],
@@ -86,7 +88,7 @@ def main():
                 text=True,
             ).stdout
             peaks = ", ".join(f"{peak:.2f}" for peak in json.loads(output))
-            ratio = statistics.median(b / a for a, b in zip(times[first], times[way]))
+            ratio = statistics.median(b / a for a, b in zip(times[WAYS[0]], times[way]))
             print(
                 f"{case}, {way}: {statistics.median(times[way]) * 1e3:.1f} ms, ratio {ratio:.2f}, "
                 f"peak bytes for each parameter: {peaks}"

@@ -95,7 +95,7 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   inv->outputs = given;
   for (int i = 0; i < inv->num_outputs; i++) {
     if (status == MPG_OK && given[i].storage) {
-      mpg_copyto_params params = {.ctx = {0}, .paced = false};
+      mpg_copyto_params params = {.ctx = {0}};
       mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto),
                              .params = &params,
                              .num_inputs = 1,

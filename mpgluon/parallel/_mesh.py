@@ -17,6 +17,7 @@ from ..gluon._tree import (
     ONE_LAYOUT,
     children,
     devices_of_groups,
+    division_of,
     forget_compiled,
     group_of,
     own_parameters,
@@ -373,6 +374,7 @@ class Mesh:
         leaves: int | dict[str, int] = 4,
         context: str = "gather",
         stages: Sequence[Any] | dict[Any, int] | None = None,
+        offload: dict[str, Context] | None = None,
     ) -> Block:
         """Divides a hybridized network over the devices of the mesh.
 
@@ -425,6 +427,12 @@ class Mesh:
         stages : list or dict, optional
             The blocks of each stage, as in `place`. By default, a network that `place` has put on
             as many stages keeps them, and other networks are cut as by `place`.
+        offload : dict, optional
+            ``{'parameters': mx.cpu(1)}`` stores the parameters that the plan does not cut on this
+            device, except for small ones. They are copied to the devices of the mesh before each
+            use, in both passes, and freed afterwards. Their gradients and optimizer states are on
+            the other device. A mesh of one device will do, as in
+            ``mx.parallel.Mesh({'data': 1}, [mx.gpu(0)])``.
 
         Returns
         -------
@@ -477,14 +485,14 @@ class Mesh:
         if count == 1:
             if stages is not None:
                 raise ValueError("Mesh.partition: stages= needs a mesh with an axis 'stage'")
-            divide_network(mesh, net, plan, mode, context, _stages(net, {}))
+            divide_network(mesh, net, plan, mode, context, _stages(net, {}), offload)
             return net
         if len(self.axes) == 1:
             raise ValueError("Mesh.partition: the mesh has only the axis 'stage'; use Mesh.place")
         assigned = _placed_stages(net, count) if stages is None else None
         if assigned is None:
             assigned = self._assign(net, stages, "Mesh.partition")
-        divide_network(mesh, net, plan, mode, context, _stages(net, assigned))
+        divide_network(mesh, net, plan, mode, context, _stages(net, assigned), offload)
         forget_placement(net)
         _set_stages(assigned)
         replicas = Replicas([{f"{_GROUP}{s}": self.device(stage=s) for s in range(count)}], self)
@@ -658,13 +666,15 @@ class Replicas:
 
         def visit(block, group):
             group = group_of(block) or group
-            for param in own_parameters(block).values():
-                homes.setdefault(
-                    param,
-                    param.homes
-                    if isinstance(param, HomeParameter)
-                    else [groups[group or first] for groups in self.dicts],
-                )
+            division = division_of(block)
+            for name, param in own_parameters(block).items():
+                if isinstance(param, HomeParameter):
+                    devices = param.homes
+                elif division is not None and name in division.offloaded:
+                    devices = [division.offloaded[name]]
+                else:
+                    devices = [groups[group or first] for groups in self.dicts]
+                homes.setdefault(param, devices)
             for child in children(block).values():
                 visit(child, group)
 

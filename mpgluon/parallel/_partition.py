@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import autograd, initializer, ndarray as nd, random
 from .._core import random_state
 from ..base import MXNetError
+from ..context import Context, computes
 from ..gluon._nested import flatten, regroup
 from ..gluon._tree import (
     ONE_LAYOUT,
@@ -28,9 +29,6 @@ from ..gluon.parameter import Constant
 from ..gluon.utils import shape_is_known
 from ._tensor_parallel.parameters import Family, HomeParameter, add_parts, make_parts
 from .collectives import divide
-
-if TYPE_CHECKING:
-    from ..context import Context
 
 _INPUT = re.compile(r"data(\d+)?")
 # Smaller parameters are not worth a message for each device and use.
@@ -86,6 +84,8 @@ class Division:
     ----------
     parts : dict
         name of a parameter -> `Joined`
+    offloaded : dict
+        name of a parameter that is stored whole on another device -> this device
     inputs : dict
         index of an input -> annotation. `every` applies to the others.
     homes : list of Context
@@ -96,13 +96,18 @@ class Division:
     def __init__(self, mesh: str, home: Context, homes: list[Context]) -> None:
         self.mesh, self.home, self.homes = mesh, home, homes
         self.parts: dict[str, Joined] = {}
+        self.offloaded: dict[str, Context] = {}
         self.inputs: dict[int, str] = {}
         self.every: str | None = None
 
     def join(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Replaces the parts of parameters by the whole parameters. In a trace, the compiler finds
-        the parts through the annotation, and nothing is joined."""
+        """Replaces the parts of parameters by the whole parameters, and offloaded parameters by
+        copies. In a trace, the compiler finds the stored arrays through the annotation, and nothing
+        is joined or copied here."""
         arrays = dict(arrays)
+        for name in self.offloaded:
+            here = arrays[name].as_in_context(self.home)
+            arrays[name] = nd.contrib.sharded(here, mesh=self.mesh, stored=True)
         for name, part in self.parts.items():
             pieces = [arrays.pop(key).as_in_context(self.home) for key in part.names]
             arrays[name] = nd.contrib.sharded(
@@ -202,10 +207,11 @@ def _check_known(param, path):
 
 
 class _Plan:
-    """The annotations of a network."""
+    """The annotations of a network. `offload` is the device of parameters that are not cut, or
+    None."""
 
-    def __init__(self, mesh, net, plan):
-        self.mesh, self.net = mesh, net
+    def __init__(self, mesh, net, plan, offload):
+        self.mesh, self.net, self.offload = mesh, net, offload
         self.parameters: dict[str, tuple[list[str], bool]] = {}  # path -> (entries, stored)
         self.inputs: dict[int, str] = {}
         self.every = None
@@ -214,16 +220,30 @@ class _Plan:
             self._by_default(by_path)
         else:
             self._by_patterns(by_path, plan)
+        self.offloaded = set() if offload is None else self._to_offload(by_path)
+
+    def _to_offload(self, by_path):
+        """Returns the parameters that are large enough to be stored on the other device."""
+        found = set()
+        for path, param in by_path.items():
+            if path in self.parameters:
+                continue
+            _check_known(param, path)
+            if math.prod(param.shape) >= _SMALLEST and not is_state(param):
+                found.add(param)
+        return found
 
     def _by_default(self, by_path):
         batch = [axis for axis in ("data", "shard") if self.mesh.size(axis) > 1]
         if not batch:
+            if self.offload is not None:
+                return
             raise ValueError(
                 "Mesh.partition: a mesh without the axes 'data' and 'shard' needs a plan, such as "
                 "{'.*qkv.weight': 'model'}"
             )
         self.every = "+".join(batch)
-        if "shard" not in batch:
+        if "shard" not in batch or self.offload is not None:
             return
         for path, param in by_path.items():
             _check_known(param, path)
@@ -314,6 +334,36 @@ def _values_to(param, family):
             part.finish_deferred_init()
 
 
+def device_of_parameters(mesh: Any, offload: Any) -> Context | None:
+    """Returns the device that the argument `offload` of `Mesh.partition` names."""
+    if offload is None:
+        return None
+    if not isinstance(offload, dict) or set(offload) != {"parameters"}:
+        raise ValueError(
+            "Mesh.partition: offload must be a dict such as {'parameters': mx.cpu(1)}, not "
+            f"{offload!r}; to offload optimizer states alone, see gluon.Trainer"
+        )
+    ctx = offload["parameters"]
+    if not isinstance(ctx, Context):
+        raise TypeError(
+            f"Mesh.partition: offload={{'parameters': ...}} must be a device, not {ctx!r}"
+        )
+    if ctx.rank is not None or computes(ctx) in mesh.devices:
+        raise MXNetError(
+            f"Mesh.partition: parameters cannot be offloaded to {ctx}, which "
+            + ("belongs to a rank" if ctx.rank is not None else "is a device of the mesh")
+            + "; use another device of this process"
+        )
+    remote = [device for device in mesh.devices if device.rank is not None]
+    if remote:
+        raise MXNetError(
+            f"Mesh.partition: offload={{'parameters': ...}} cannot be combined with a mesh over "
+            f"ranks, and {remote[0]} belongs to a rank; omit offload, or use a mesh of devices of "
+            "this process"
+        )
+    return ctx
+
+
 def partition(
     mesh: Any,
     net: HybridBlock,
@@ -321,9 +371,11 @@ def partition(
     mode: str,
     context: str,
     stages: dict[Any, int],
+    offload: Any,
 ) -> None:
     """See `Mesh.partition`. `mode` is 'fast', 'exact' or 'tree', and `stages` has the stage of each
     block."""
+    elsewhere = device_of_parameters(mesh, offload)
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     for path, block in blocks.items():
         if not isinstance(block, HybridBlock):
@@ -344,7 +396,7 @@ def partition(
                     f"Mesh.partition: '{f'{path}.{name}'.lstrip('.')}' is shared with another "
                     f"network: {param.replaced}; partition one block that contains both networks"
                 )
-    work = _Plan(mesh, net, plan)
+    work = _Plan(mesh, net, plan, elsewhere)
     by_path = parameters_by_path(net)
     text, homes = mesh_text(mesh, mode, context), mesh.line("stage")
     cuts: dict[Any, Cut] = {}
@@ -376,12 +428,18 @@ def partition(
         for param in net.collect_params().values():
             if param in cuts:
                 continue
-            home = homes[stage_of.get(param, 0)]
+            device = elsewhere if param in work.offloaded else homes[stage_of.get(param, 0)]
             if param.arrays is not None or param.deferred_init:
-                param.reset_ctx(home)
-            param.placed = [home]
+                param.reset_ctx(device)
+            param.placed = [device]
         for param, cut in cuts.items():
             _divide(mesh, blocks, param, cut, stage_of.get(param, 0), new_division)
+        for block in dict.fromkeys(blocks.values()):
+            own = [n for n, p in own_parameters(block).items() if p in work.offloaded]
+            if own:
+                division = division_of(block) or new_division(block)
+                division.offloaded = dict.fromkeys(own, elsewhere)
+                set_division(block, division)
     division = division_of(net) or new_division(net)
     division.inputs, division.every = work.inputs, work.every
     set_division(net, division)

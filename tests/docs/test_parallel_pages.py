@@ -121,13 +121,14 @@ def saved(scope, printed):
 
 
 def offloaded(scope, printed):
-    size = 8 * 257 * 256
-    used = {ctx: int(count) for ctx, count in map(str.split, printed.splitlines())}
-    assert set(used) == {"cpu(0)", "cpu(1)"} and used["cpu(1)"] >= 16 * size
-    for updater in scope["trainer"]._updaters:
-        assert {array.context for state in updater.states.values() for array in state} == {
-            mx.cpu(1)
-        }
+    *used, where = printed.splitlines()
+    used = {ctx: int(count) for ctx, count in map(str.split, used)}
+    assert set(used) == {"cpu(0)", "cpu(1)"} and used["cpu(1)"] >= 16 * 8 * 257 * 256
+    assert where == "[cpu(1)]"
+    states = [state for updater in scope["trainer"]._updaters for state in updater.states.values()]
+    assert {array.context for state in states for array in state if array.size > 1024} == {
+        mx.cpu(1)
+    }
 
 
 def timed(scope, printed):

@@ -8,18 +8,20 @@ The networks come from random_networks.py, in double precision. Parameters, the 
 between the nodes are cut along random axes of a random mesh, evenly or not. The rows are the time
 of attention and rotary embeddings. Some networks add up by trees, and then have the same bits on
 fewer devices. The nodes of some networks are on random stages, each of which is divided over its
-own devices.
+own devices. In some cases, the uncut parameters are stored on another device.
 """
 
 import os
 import sys
 from itertools import starmap
+from unittest import mock
 
 import numpy as np
 
 import mpgluon as mx
 from mpgluon import autograd, nd
 from mpgluon.gluon._tree import parameters_by_path
+from mpgluon.parallel import _partition
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
@@ -121,6 +123,7 @@ class Case(random_networks.Case):
         for path, param in parameters_by_path(Network(self)).items():
             if draw.rand() < 0.4 and param.differentiable:
                 self.cut(path, param.shape)
+        self.offload = {"parameters": on(19)} if draw.rand() < 0.3 else None
         self.draw_stages(np.random.RandomState(seed + 3))
 
     def draw_stages(self, draw):
@@ -178,7 +181,7 @@ class Case(random_networks.Case):
     def __str__(self):
         trees = f", {self.leaves} leaves on {self.fewer}" if self.leaves else ""
         own = f"{self.axes}, {self.plan}, {self.marks}, {self.way}, {self.context}{trees}"
-        return f"{super().__str__()}\n  {own}"
+        return f"{super().__str__()}\n  {own}, offload={self.offload}"
 
     def train(self, flags, axes=None, nudge=0.0):
         """Returns results, gradients and parameters of all steps by name. `nudge` is a relative
@@ -198,7 +201,8 @@ class Case(random_networks.Case):
             options = {"sums": "tree", "leaves": self.leaves} if self.leaves else {}
             if self.devices > 1:
                 options["stages"] = self.stages
-            mesh.partition(net, plan, **options, context=self.context)
+            with mock.patch.object(_partition, "_SMALLEST", 1):
+                mesh.partition(net, plan, **options, context=self.context, offload=self.offload)
         if flags is not None:
             net.hybridize(**flags)
         mx.random.seed(self.seed + 1)

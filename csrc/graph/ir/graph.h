@@ -242,6 +242,9 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
  * inputs. The inputs are then still in the cache, and their memory can be reused for the next
  * gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
+/* Moves each prefetched copy to the position of the preceding prefetched copy between the same
+ * devices. The device then receives a stored parameter while it computes with the preceding one. */
+mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* Returns the device whose program contains the node. A copy to another device runs on the source
  * device. */

@@ -334,6 +334,8 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
   uint32_t region = e->target->recompute_region;
   f.transient = own->stored || (e->regathers && gathers);
   if (f.transient) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
+  /* Whole arrays are prefetched. A gather needs memory for the parts and for the whole. */
+  e->prefetches = own->stored && !mpg_layout_divided(&own->layout);
   MPG_TRY(!apart   ? fetch_then_split(e, &f, result)
           : shared ? fetch_shared(e, &f, &from, result)
                    : collect(e, &f, 0, &from, result));
@@ -645,11 +647,26 @@ static bool is_stored(expansion *e, uint32_t n) {
   return true;
 }
 
+/* True if an annotated value is a copy of an array that is stored whole on a device outside the
+ * mesh. Then uses that array as its piece, so that every use fetches it from there. */
+static bool is_stored_whole(expansion *e, uint32_t n) {
+  const mpg_graph *graph = e->p->graph;
+  const mpg_node *node = &graph->nodes[n];
+  mpg_part_value *own = &e->p->values[node->values];
+  if (!own->stored || mpg_layout_divided(&own->layout)) return false;
+  mpg_value input = mpg_node_inputs(graph, node)[0], array = stored_piece(graph, input);
+  if (!mpg_shape_equal(&mpg_graph_at(graph, array)->desc.shape,
+                       &mpg_graph_at(graph, input)->desc.shape))
+    return false;
+  own->pieces[0] = e->p->values[mpg_value_index(graph, array)].pieces[0];
+  return true;
+}
+
 static mpg_status expand_annotation(expansion *e, uint32_t n) {
   const mpg_node *node = &e->p->graph->nodes[n];
   const mpg_part_value *own = &e->p->values[node->values];
   const mpg_mesh *mesh = e->p->mesh_of[node->values];
-  if (is_stored(e, n)) return MPG_OK;
+  if (is_stored_whole(e, n) || is_stored(e, n)) return MPG_OK;
   uint32_t input = mpg_value_index(e->p->graph, mpg_node_inputs(e->p->graph, node)[0]);
   bool axes[MPG_MESH_AXES];
   for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = own->layout.cuts[m].on;

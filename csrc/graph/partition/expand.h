@@ -11,8 +11,9 @@ typedef struct mpg_expansion {
   mpg_graph *target;
   struct mpg_split_value *splits;
   struct mpg_fan *fans[MPG_FAN_BUCKETS];
-  size_t bytes;   /* copied between devices so far, in the forward pass */
-  bool regathers; /* gathered inputs of the current node are gathered again for its gradient */
+  size_t bytes;    /* copied between devices so far, in the forward pass */
+  bool regathers;  /* gathered inputs of the current node are gathered again for its gradient */
+  bool prefetches; /* paced copies are prefetched */
 } mpg_expansion;
 
 /* Copies a value of the target to a device, unless it is there already. */
@@ -26,6 +27,7 @@ static inline mpg_status mpg_expand_move(mpg_expansion *e, mpg_value value, mpg_
   mpg_params_defaults(&mpg_copyto_table, &params);
   params.ctx = device;
   params.paced = paced;
+  params.prefetched = paced && e->prefetches;
   return mpg_graph_emit(e->target, mpg_op_get(MPG_OP__copyto), &params, &value, 1, value, result);
 }
 

@@ -238,6 +238,7 @@ fail:
  * less and ops are fused. */
 static mpg_status improve(const mpg_plan_request *request, bool free_order, mpg_order *order,
                           mpg_plan *plan) {
+  if (!order->segments) MPG_TRY(mpg_order_prefetch(request->graph, order));
   MPG_TRY(mpg_plan_make(request, plan));
   if (free_order) MPG_TRY(wait_less(request, order, plan));
   return request->unfused ? MPG_OK : fuse(request, order, plan);

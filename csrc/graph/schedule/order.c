@@ -1,6 +1,6 @@
 /* Execution orders: the live nodes in creation order (dead code is eliminated), with copies to
- * other devices as early as possible. Also moves sums of gradients to directly after their
- * inputs. */
+ * other devices as early as possible. Also prefetches stored parameters, and moves sums of
+ * gradients to directly after their inputs. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -10,6 +10,17 @@
 static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_crosses(graph, node) &&
          !mpg_node_is_input(&graph->nodes[mpg_node_inputs(graph, node)[0].node]);
+}
+
+static bool is_prefetched(const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_is_paced(graph, node) && !moves_up(graph, node) &&
+         ((const mpg_copyto_params *)node->params)->prefetched;
+}
+
+static bool same_route(const mpg_graph *graph, const mpg_node *a, const mpg_node *b) {
+  return mpg_device_id_equal(a->device, b->device) &&
+         mpg_device_id_equal(mpg_graph_at(graph, mpg_node_inputs(graph, a)[0])->device,
+                             mpg_graph_at(graph, mpg_node_inputs(graph, b)[0])->device);
 }
 
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
@@ -89,6 +100,34 @@ fail:
   mpg_free(begin);
   mpg_free(nodes);
   return status;
+}
+
+mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order) {
+  uint32_t *nodes = mpg_malloc((order->count + 1) * sizeof *nodes);
+  if (!nodes) return mpg_out_of_host_memory(order->count * sizeof *nodes);
+  size_t count = 0;
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]], *other;
+    if (!is_prefetched(graph, node)) {
+      nodes[count++] = order->nodes[k];
+      continue;
+    }
+    bool first = true;
+    for (size_t i = k; i-- > 0 && first;) {
+      other = &graph->nodes[order->nodes[i]];
+      first = !is_prefetched(graph, other) || !same_route(graph, node, other);
+    }
+    if (first) nodes[count++] = order->nodes[k];
+    for (size_t i = k + 1; i < order->count; i++) {
+      other = &graph->nodes[order->nodes[i]];
+      if (!is_prefetched(graph, other) || !same_route(graph, node, other)) continue;
+      nodes[count++] = order->nodes[i];
+      break;
+    }
+  }
+  mpg_free(order->nodes);
+  order->nodes = nodes;
+  return MPG_OK;
 }
 
 void mpg_fusion_free(mpg_fusion *fusion) {

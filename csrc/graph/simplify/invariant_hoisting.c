@@ -21,6 +21,8 @@ static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_
   if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_RENDEZVOUS)) ||
       mpg_node_mutates(node) || varies[node - graph->nodes])
     return VARIES;
+  /* A parameter that is stored elsewhere is only on the device while it is used. */
+  if (mpg_node_is_paced(graph, node)) return VARIES;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents; i++)

@@ -184,6 +184,20 @@ def checkpoints(devices):
 
 
 @program
+def offload(devices):
+    """Parameters are offloaded in one process. Over ranks, this raises an error, and the network
+    stays whole."""
+    net, mesh, plan = build(mlp, devices, None), par.Mesh(SHARD[0], devices), {"data0": "data"}
+    try:
+        mesh.partition(net, plan, offload={"parameters": mx.cpu(9)})
+        assert par.num_ranks() == 1
+    except mx.MXNetError as error:
+        assert par.num_ranks() > 1 and "combined with a mesh over ranks" in str(error), error
+        mesh.partition(net, plan)
+    return train(net, devices[0], gluon.Trainer(net.collect_params(), *ADAM))
+
+
+@program
 def memory(devices):
     """Each device holds its share of the parameters and a few whole layers. Weights that arrive
     from another rank wait for the device that gathers them."""
