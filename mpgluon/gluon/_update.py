@@ -32,6 +32,8 @@ def update(state, plan, work):
     except BaseException:  # includes interrupts
         counts = itertools.chain(*map(dict.values, optimizer.update_counts.values()))
         optimizer.num_update = max(optimizer.number_before, *counts, 0)
+        # Some offloaded copies may have been updated. The others equal their weights.
+        _core.at_once(*[change for group in work for change in group.sends()])
         raise
     optimizer.number_before = None
 
@@ -50,14 +52,10 @@ def _update_groups(state, plan, work):
                 steps += [*own, *sends, group.used]
                 continue
         _core.at_once(*steps, *own)
-        try:
-            if group.line is None:
-                group.update(state.updater(group.ctx))
-            else:
-                update_parts(groups, [state.updater(part.ctx) for part in groups])
-        except BaseException:  # includes interrupts
-            _core.at_once(*sends)  # some weights may have been updated
-            raise
+        if group.line is None:
+            group.update(state.updater(group.ctx))
+        else:
+            update_parts(groups, [state.updater(part.ctx) for part in groups])
         steps = [*sends, *[part.used for part in groups]]
         num_update = state.optimizer.num_update
     if plan.buckets or state.accumulate > 1:

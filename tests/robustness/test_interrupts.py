@@ -327,7 +327,9 @@ def replicas(places, options, steps):
 
 
 @pytest.mark.parametrize(
-    "options", [EACH_COPY, {}, {"shard_updates": True}], ids=["updated", "on kvstore", "sharded"]
+    "options",
+    [EACH_COPY, {}, {"shard_updates": True}, {"offload": {"states": mx.cpu(2)}}],
+    ids=["updated", "on kvstore", "sharded", "offloaded"],
 )
 def test_replicas_are_equal_after_an_interrupted_step(options):
     replicas(6, options, 1)

@@ -269,6 +269,10 @@ def test_checkpoints_load_onto_one_device(tmp_path):
     par.load(str(tmp_path), plain)
     same(values(plain), {name: array.astype("float32") for name, array in trained.items()})
     assert plain[0].weight.list_ctx() == [on(0)]
+    again = divided(network())
+    par.load(str(tmp_path), again)
+    same(values(again), values(plain))
+    assert again[0].weight.list_ctx() == [on(2)]
 
 
 def test_pinned_memory():
