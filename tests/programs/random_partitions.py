@@ -20,6 +20,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import autograd, nd
+from mpgluon.gluon import nn
 from mpgluon.gluon._tree import parameters_by_path
 from mpgluon.parallel import _partition
 
@@ -42,8 +43,13 @@ MESHES = [
     {"data": [1, 2], "model": 3},
     {"data": 2, "context": 2, "model": 2},
 ]
-# A difference in the last bit may change their results.
-DISCONTINUOUS = {"through", "made_loss", "regression", "tokens", "classes"}
+# A difference in the last bit may change the results of discontinuous functions.
+REPLACED = {
+    **dict.fromkeys(["through", "made_loss", "regression"], "tanh"),
+    "tokens": "weighted",
+    "classes": "weighted",
+    "unbiased": "lookup",
+}
 
 
 def counted(F, x):
@@ -68,11 +74,18 @@ OWN = {
     "wide_heads": lambda F, x: wide_heads(F, x, causal=True, window=3, softcap=2.0),
     "thinned_wide_heads": lambda F, x: wide_heads(F, x, scale=0.5, p=0.3),
 }
+VOCABULARY = 5
 WAYS = [{}, {}, {}, {"static_alloc": True}, {"recompute": True}, None]
 
 
 class Network(random_networks.Network):
     """A network whose values are annotated. Without a mesh, annotations have no effect."""
+
+    @staticmethod
+    def make(kind):
+        if kind == "lookup":
+            return nn.Embedding(VOCABULARY, WIDTH)
+        return random_networks.Network.make(kind)
 
     def __init__(self, case):
         self.marks = case.marks
@@ -85,7 +98,17 @@ class Network(random_networks.Network):
 
     def compute(self, F, node, inputs):
         own = OWN.get(node.kind)
-        value = own(F, *inputs) if own else super().compute(F, node, inputs)
+        if node.kind == "lookup":
+            numbers = F.contrib.arange_like(inputs[0], axis=0)
+            value = inputs[0] + self.layers[node.layer](numbers * 2 % VOCABULARY)
+        elif node.kind == "weighted":
+            x = random_networks.rows(F, inputs[0], 3, 2)
+            weights = F.softmax(F.batch_dot(x, x, transpose_b=True) * 0.5)
+            value = F.reshape(F.batch_dot(weights, x), shape=(-1, WIDTH))
+        elif own:
+            value = own(F, *inputs)
+        else:
+            value = super().compute(F, node, inputs)
         axes = self.marks.get(self.case.nodes.index(node))
         return value if axes is None else F.contrib.sharded(value, axes=axes)
 
@@ -97,7 +120,7 @@ class Case(random_networks.Case):
         super().__init__(seed)
         self.dtype = "float64"
         for node in self.nodes:
-            node.kind = "tanh" if node.kind in DISCONTINUOUS else node.kind
+            node.kind = REPLACED.get(node.kind, node.kind)
         draw = self.draw = np.random.RandomState(seed + 1)
         self.axes = dict(MESHES[draw.randint(len(MESHES))])
         self.way = WAYS[draw.randint(len(WAYS))]

@@ -376,6 +376,23 @@ static mpg_random_part drawn_part(const mpg_partitioning *p, uint32_t n, const m
                            .stride = (uint64_t)(cut.size * inner)};
 }
 
+/* Returns the input with the indices if the node looks them up in a part, or -1. */
+static int find_lookup(const mpg_part_node *part, const mpg_mesh *mesh,
+                       const mpg_coordinates *place, mpg_lookup *found) {
+  for (int m = 0; m < mesh->num_axes; m++) {
+    const mpg_node_cut *cut = &part->cuts[m];
+    if (cut->factor < 0 || part->rule.factors[cut->factor].lookup < 0) continue;
+    const mpg_factor *factor = &part->rule.factors[cut->factor];
+    for (int i = 0; i < part->rule.num_inputs; i++)
+      if (factor->digits[i].axis >= 0) found->axis = factor->digits[i].axis;
+    found->begin = mpg_mesh_begin(mesh, m, cut->size, place->at[m]) * cut->inner;
+    found->count = mpg_mesh_count(mesh, m, cut->size, place->at[m]) * cut->inner;
+    found->whole = factor->size;
+    return factor->lookup;
+  }
+  return -1;
+}
+
 /* Emits a node on the parts at a place of `mesh`. */
 static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
                             const mpg_coordinates *place, mpg_value *outputs) {
@@ -415,10 +432,14 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
   MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, begins, params));
   if (mpg_node_flag(node, MPG_OP_COPY))
     ((mpg_copyto_params *)params)->ctx = mpg_mesh_device(mesh, place);
-  mpg_value like = node->num_inputs ? inputs[0] : MPG_NO_VALUE;
+  mpg_lookup found;
+  int lookup = find_lookup(part, mesh, place, &found);
+  mpg_value like = node->num_inputs ? inputs[0] : MPG_NO_VALUE, inside;
+  if (lookup >= 0) MPG_TRY(mpg_lookup_begin(e->target, &found, &inputs[lookup], &inside));
   uint32_t num_random = e->target->num_random;
   MPG_TRY(mpg_graph_emit(e->target, node->op, node->params ? params : NULL, inputs,
                          (int)node->num_inputs, like, outputs));
+  if (lookup >= 0) MPG_TRY(mpg_lookup_end(e->target, &found, inside, &outputs[0]));
   if (node->random == MPG_NO_RANDOM) return MPG_OK;
   mpg_node *made = &e->target->nodes[outputs[0].node];
   made->random = node->random;
@@ -710,6 +731,8 @@ static mpg_status take_over(expansion *e, uint32_t n) {
           node->op->name, i, ((const mpg_sharded_params *)from->params)->axes);
     /* Parts of the input would be out of date. */
     e->p->values[mpg_value_index(graph, input)].fetched = NULL;
+    for (split_value *old = e->splits; old; old = old->next)
+      if (mpg_value_equal(old->value, inputs[i])) old->mesh = NULL;
   }
   return MPG_OK;
 }
@@ -721,22 +744,14 @@ mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target) {
     const mpg_node *node = &graph->nodes[n];
     if (!p->live[n]) continue;
     for (uint32_t k = 0; k < node->num_outputs; k++) MPG_TRY(new_pieces(&e, node->values + k));
-    target->scope = node->scope;
-    target->origin = node->origin;
-    target->train = node->train;
-    target->phase = node->phase;
-    target->family = node->family;
-    target->recompute_region = node->recompute_region;
+    mpg_partition_enter(target, node);
     if (mpg_node_annotates(node))
       MPG_TRY(expand_annotation(&e, n));
     else
       MPG_TRY(p->nodes[n].divided ? divide_node(&e, n, mpg_part_mesh(p, node)) : take_over(&e, n));
     for (uint32_t k = 0; k < node->num_outputs; k++) report_layout(&e, n, node->values + k);
   }
-  target->scope = target->origin = target->recompute_region = 0;
-  target->num_random =
-      target->num_random > graph->num_random ? target->num_random : graph->num_random;
-  target->num_recompute_regions = graph->num_recompute_regions;
+  mpg_partition_leave(target, graph);
   mpg_value *outputs = mpg_arena_alloc(&p->arena, graph->num_outputs * sizeof *outputs + 1);
   if (!outputs) return mpg_out_of_host_memory(graph->num_outputs * sizeof *outputs);
   for (size_t i = 0; i < graph->num_outputs; i++)

@@ -89,6 +89,7 @@ static void find_wants(mpg_partitioning *p) {
 static const char *inexact(const mpg_partitioning *p, uint32_t n, const mpg_factor *factor) {
   const mpg_node *node = &p->graph->nodes[n];
   const mpg_value *inputs = mpg_node_inputs(p->graph, node);
+  if (mpg_part_composes(p, node)) return "computes its statistics in another order for parts of";
   if (factor->kind == MPG_FACTOR_SUM) return "adds up";
   for (uint32_t i = 0; i < node->num_inputs; i++)
     if (factor->digits[i].axis < 0 && p->wants[mpg_value_index(p->graph, inputs[i])])
@@ -127,20 +128,22 @@ static mpg_status check_exact(const mpg_partitioning *p, uint32_t n) {
   return MPG_OK;
 }
 
-static mpg_status run(mpg_partitioning *p, mpg_graph *target) {
+/* Divides the graph into `target`. If *again is set, `target` is not divided yet, but has ops that
+ * can be divided. */
+static mpg_status run(mpg_partitioning *p, mpg_graph *target, bool *again) {
   MPG_TRY(find_meshes(p));
   find_homes(p);
   find_live(p);
   find_wants(p);
   MPG_TRY(mpg_partition_propagate(p));
   for (uint32_t n = 0; n < p->graph->num_nodes; n++) MPG_TRY(check_exact(p, n));
-  return mpg_partition_expand(p, target);
+  MPG_TRY(mpg_partition_compose(p, target, again));
+  return *again ? MPG_OK : mpg_partition_expand(p, target);
 }
 
-mpg_status mpg_graph_partition(const mpg_partition_request *request, mpg_partition_result *result) {
+static mpg_status partition_once(const mpg_partition_request *request, mpg_partition_result *result,
+                                 bool *again) {
   mpg_graph *graph = request->graph, target;
-  *result = (mpg_partition_result){.changed = mpg_graph_names_mesh(graph)};
-  if (!result->changed) return MPG_OK;
   mpg_partitioning p = {.request = request, .graph = graph};
   mpg_status status = MPG_OK;
   mpg_graph_init(&target);
@@ -152,7 +155,7 @@ mpg_status mpg_graph_partition(const mpg_partition_request *request, mpg_partiti
   p.wants = mpg_calloc(graph->num_values + 1, sizeof *p.wants);
   if (!p.mesh_of || !p.nodes || !p.values || !p.live || !p.wants)
     MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *p.values));
-  MPG_GOTO(run(&p, &target));
+  MPG_GOTO(run(&p, &target, again));
   for (size_t i = 0; i < request->num_inputs; i++)
     request->inputs[i] = p.values[mpg_value_index(graph, request->inputs[i])].pieces[0];
   for (int i = 0; i < p.num_meshes; i++) result->trees |= p.meshes[i].tree;
@@ -169,4 +172,10 @@ fail:
   mpg_free(p.wants);
   mpg_arena_free(&p.arena);
   return status;
+}
+
+mpg_status mpg_graph_partition(const mpg_partition_request *request, mpg_partition_result *result) {
+  *result = (mpg_partition_result){.changed = mpg_graph_names_mesh(request->graph)};
+  for (bool again = result->changed; again;) MPG_TRY(partition_once(request, result, &again));
+  return MPG_OK;
 }

@@ -2,9 +2,10 @@
  *
  * The user annotates a few values (_contrib_sharded): dimension i of the value is cut along an axis
  * of the mesh. The pass propagates the cuts through the graph with the sharding rules of the ops
- * (propagate.c), and then replaces every divided node by a node for each device, with copies,
- * concatenations and sums where the layouts of values change (expand.c). The result is an ordinary
- * graph on many devices, so all later passes, gradients included, need not know about meshes.
+ * (propagate.c), replaces ops that cannot be divided by ops that can (compose.c), and then replaces
+ * every divided node by a node for each device, with copies, concatenations and sums where the
+ * layouts of values change (expand.c). The result is an ordinary graph on many devices, so all
+ * later passes, gradients included, need not know about meshes.
  *
  * The pass runs after the rewrites, so that rewrites do not depend on how a graph is divided.
  * Nodes that are not divided run on the first device of their mesh.
@@ -93,7 +94,42 @@ mpg_cut mpg_part_cut_of(const mpg_node_cut *cut, const mpg_digit *digit);
 /* Returns the digit that a factor has in the array of random numbers that a node draws, and the
  * array's shape; axis is -1 if the array does not have the factor. */
 mpg_digit mpg_part_drawn(const mpg_part_node *part, const mpg_factor *factor, mpg_shape *drawn);
+/* True if a node is BatchNorm, or a form of it, that computes statistics of its batch. If it is
+ * divided, sums and elementwise ops replace it (compose.c). */
+bool mpg_part_composes(const mpg_partitioning *p, const mpg_node *node);
+/* Gives the nodes that are appended to `target` from now on the settings of a source node, and
+ * takes back the settings after the last node. */
+static inline void mpg_partition_enter(mpg_graph *target, const mpg_node *node) {
+  target->scope = node->scope;
+  target->origin = node->origin;
+  target->train = node->train;
+  target->phase = node->phase;
+  target->family = node->family;
+  target->recompute_region = node->recompute_region;
+}
+static inline void mpg_partition_leave(mpg_graph *target, const mpg_graph *source) {
+  target->scope = target->origin = target->recompute_region = 0;
+  if (target->num_random < source->num_random) target->num_random = source->num_random;
+  target->num_recompute_regions = source->num_recompute_regions;
+}
 mpg_status mpg_partition_propagate(mpg_partitioning *p);
+/* Replaces nodes that cannot follow the cuts of their operands. Sets *changed if there are any, and
+ * then `target` is a graph that must be partitioned, and the first piece of each value is its
+ * counterpart there. */
+mpg_status mpg_partition_compose(mpg_partitioning *p, mpg_graph *target, bool *changed);
 mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target);
+
+/* A part of an array whose elements along `axis` an op selects by indices (lookup.c). */
+typedef struct mpg_lookup {
+  int axis;
+  int64_t begin, count, whole; /* range of the part, and size of the whole axis */
+} mpg_lookup;
+/* Replaces indices into the whole by indices into the part, and sets *inside to 1 for each index
+ * that the part has. */
+mpg_status mpg_lookup_begin(mpg_graph *target, const mpg_lookup *lookup, mpg_value *indices,
+                            mpg_value *inside);
+/* Replaces the results for indices of other parts by zeros. */
+mpg_status mpg_lookup_end(mpg_graph *target, const mpg_lookup *lookup, mpg_value inside,
+                          mpg_value *output);
 
 #endif

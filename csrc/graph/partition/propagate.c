@@ -143,13 +143,14 @@ static mpg_status find_rule(mpg_partitioning *p, uint32_t n) {
   if (!descs) return mpg_out_of_host_memory(count * sizeof *descs);
   for (uint32_t i = 0; i < count; i++)
     descs[i] = mpg_graph_at(p->graph, operand(p, n, (int)i))->desc;
+  /* With given statistics, BatchNorm can be divided along all axes, as its composition can. */
   part->rule = (mpg_sharding){.op = node->op,
                               .params = node->params,
                               .num_inputs = (int)node->num_inputs,
                               .num_outputs = (int)node->num_outputs,
                               .inputs = descs,
                               .outputs = descs + node->num_inputs,
-                              .train = node->train,
+                              .train = node->train && !mpg_part_composes(p, node),
                               .arena = &p->arena};
   for (int m = 0; m < MPG_MESH_AXES; m++) part->cuts[m].factor = -1;
   part->known = true;
@@ -210,6 +211,10 @@ mpg_digit mpg_part_drawn(const mpg_part_node *part, const mpg_factor *factor, mp
   const mpg_shape *last = &rule->outputs[rule->num_outputs - 1].shape;
   *drawn = mpg_op_drawn_shape(rule->op, rule->params,
                               rule->num_inputs ? &rule->inputs[0].shape : last, last);
+  if (rule->op->id == MPG_OP__dropout_attention) { /* the same numbers, with axes */
+    const int64_t *sizes = ((const mpg_attention_params *)rule->params)->sizes.values;
+    *drawn = (mpg_shape){.ndim = 4, .dims = {sizes[0], sizes[1], sizes[2], sizes[3]}};
+  }
   bool like_output = factor->drawn.axis < 0 && mpg_shape_equal(drawn, &rule->outputs[0].shape);
   return like_output ? factor->digits[rule->num_inputs] : factor->drawn;
 }
@@ -224,8 +229,16 @@ static bool may_count(const mpg_partitioning *p, uint32_t n, const mpg_factor *f
   if (!factor->counts) return !counts;
   mpg_shape drawn;
   return !part->divided && !p->request->micro_batches &&
-         mpg_node_flag(&p->graph->nodes[n], MPG_OP_DRAWS_ROWS) &&
+         (mpg_node_flag(&p->graph->nodes[n], MPG_OP_DRAWS_ROWS) || factor->drawn.axis >= 0) &&
          mpg_part_drawn(part, factor, &drawn).axis >= 0;
+}
+
+/* True if the parts of a factor of indices are runs: the op can look up indices in these parts. */
+static bool may_look_up(const mpg_part_node *part, const mpg_node_cut *cut) {
+  if (part->rule.factors[cut->factor].lookup < 0) return true;
+  for (int m = 0; m < MPG_MESH_AXES; m++)
+    if (part->cuts[m].factor == cut->factor) return false;
+  return cut->outer == 1;
 }
 
 /* --- Sweeps ----------------------------------------------------------------------------------- */
@@ -240,7 +253,9 @@ static mpg_status adopt(mpg_partitioning *p, const mpg_mesh *mesh, uint32_t n, i
     const mpg_factor *factor = &part->rule.factors[f];
     if (!matches(factor, index, cut, &found) || !may_count(p, n, factor)) continue;
     found.factor = f;
-    if (!mpg_mesh_divides(mesh, m, found.size) || !is_apart(part, &found)) continue;
+    if (!mpg_mesh_divides(mesh, m, found.size) || !is_apart(part, &found) ||
+        !may_look_up(part, &found))
+      continue;
     const mpg_part_node former = *part;
     part->cuts[m] = found;
     part->divided = true;
@@ -249,6 +264,13 @@ static mpg_status adopt(mpg_partitioning *p, const mpg_mesh *mesh, uint32_t n, i
     *part = former;
   }
   return MPG_OK;
+}
+
+/* True if the node writes an array in this call. */
+static bool writes(const mpg_node *node) {
+  return mpg_node_mutates(node) &&
+         (!mpg_node_flag(node, MPG_OP_STATISTICS) ||
+          mpg_op_only_updates_states(node->op, node->params, node->train));
 }
 
 /* True if two meshes differ in their devices only, like the meshes of two pipeline stages. */
@@ -263,7 +285,7 @@ static bool alike(const mpg_mesh *a, const mpg_mesh *b) {
  * cannot have the cut of its output. */
 static bool may_divide(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh) {
   const mpg_node *node = &p->graph->nodes[n];
-  if (!node->op || mpg_node_spans(node) || mpg_node_mutates(node) ||
+  if (!node->op || mpg_node_spans(node) || (writes(node) && !mpg_part_composes(p, node)) ||
       mpg_node_flag(node, MPG_OP_RENDEZVOUS | MPG_OP_DYNAMIC) || mpg_node_annotates(node))
     return false;
   for (uint32_t i = 0; i < node->num_inputs; i++) {

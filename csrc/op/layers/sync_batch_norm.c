@@ -1,9 +1,11 @@
-/* BatchNorm over the batches of several devices. It is composed of other ops around _replicas, the
- * only op in which the devices exchange data. */
+/* BatchNorm over the batches of several devices, composed of other ops. In SyncBatchNorm, the
+ * devices exchange data in the op _replicas. In partitioned graphs, the ops of the composition are
+ * divided. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
+#include "op/layers/equivalents.h"
 
 /* --- The exchange ----------------------------------------------------------------------------- */
 
@@ -43,8 +45,8 @@ int mpg_arity_sync_batch_norm(const mpg_op *op, const void *params, int given) {
   return ((const mpg_sync_batch_norm_params *)params)->output_mean_var ? 3 : 1;
 }
 
-/* Composes BatchNorm without exchanging statistics: uses those of this replica's batch, or the
- * moving averages. */
+/* Composes BatchNorm without exchanging statistics: uses the statistics of this replica's batch, or
+ * the moving averages. */
 static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_sync_batch_norm_params *p = g->params;
   mpg_batch_norm_params params;
@@ -114,29 +116,94 @@ static statistics gather(mpg_gradient *g, mpg_value data) {
   return s;
 }
 
+/* The parameters of BatchNorm and its variants. */
+typedef struct normalization {
+  int axis; /* of the channels */
+  double eps, momentum;
+  bool fix_gamma;
+} normalization;
+
+/* Returns the shape of an array with one element for each channel that broadcasts to the data. */
+static mpg_shape line_of(const mpg_shape *data, int axis) {
+  mpg_shape line = *data;
+  for (int i = 0; i < line.ndim; i++) line.dims[i] = i == axis ? line.dims[i] : 1;
+  return line;
+}
+
+/* Emits (data - mean) / sqrt(variance + eps) * gamma + beta, in the dtype of `inputs[0]`, and
+ * updates the moving averages. `inputs` has the inputs of BatchNorm. `centered` is data - mean.
+ * Returns 1 / sqrt(variance + eps) in *scale. */
+static mpg_value normalize(mpg_gradient *g, const normalization *n, const mpg_value *inputs,
+                           mpg_value centered, mpg_value mean, mpg_value variance,
+                           mpg_value *scale) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_desc desc = *mpg_value_desc(g, inputs[0]);
+  mpg_shape line = line_of(&desc.shape, n->axis),
+            vector = {.ndim = 1, .dims = {line.dims[n->axis]}};
+  *scale = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, variance, n->eps));
+  mpg_value factor = mpg_emit_reshape(g, *scale, &line);
+  if (!n->fix_gamma) factor = mpg_multiply(g, factor, mpg_emit_reshape(g, inputs[1], &line));
+  mpg_value result =
+      mpg_add(g, mpg_multiply(g, centered, factor), mpg_emit_reshape(g, inputs[2], &line));
+  update(g, inputs[3], mpg_emit_reshape(g, mean, &vector), n->momentum);
+  update(g, inputs[4], mpg_emit_reshape(g, variance, &vector), n->momentum);
+  return mpg_emit_cast(g, result, desc.dtype);
+}
+
 void mpg_compose_sync_batch_norm(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_sync_batch_norm_params *p = g->params;
   if (p->ndev == 1 || p->use_global_stats || !g->train) {
     compose_alone(g, inputs, outputs);
     return;
   }
-  mpg_desc desc = *mpg_value_desc(g, inputs[0]);
-  mpg_shape vector = {.ndim = 1, .dims = {desc.shape.dims[1]}}, line = desc.shape;
-  for (int i = 0; i < line.ndim; i++) line.dims[i] = i == 1 ? line.dims[i] : 1;
-  mpg_value data = mpg_widen(g, inputs[0]);
+  const normalization n = {1, p->eps, p->momentum, p->fix_gamma};
+  mpg_shape line = line_of(&mpg_value_desc(g, inputs[0])->shape, 1),
+            vector = {.ndim = 1, .dims = {line.dims[1]}};
+  mpg_value data = mpg_widen(g, inputs[0]), scale;
   statistics s = gather(g, data);
-  mpg_value scale = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, s.variance, p->eps));
-  scale = mpg_emit_reshape(g, scale, &line);
-  if (!p->fix_gamma) scale = mpg_multiply(g, scale, mpg_emit_reshape(g, inputs[1], &line));
   mpg_value centered = mpg_subtract(g, data, mpg_emit_reshape(g, s.mean, &line));
-  mpg_value result =
-      mpg_add(g, mpg_multiply(g, centered, scale), mpg_emit_reshape(g, inputs[2], &line));
-  outputs[0] = mpg_emit_cast(g, result, desc.dtype);
-  mpg_value mean = mpg_emit_reshape(g, s.mean, &vector),
-            variance = mpg_emit_reshape(g, s.variance, &vector);
-  update(g, inputs[3], mean, p->momentum);
-  update(g, inputs[4], variance, p->momentum);
+  outputs[0] = normalize(g, &n, inputs, centered, s.mean, s.variance, &scale);
   if (!p->output_mean_var) return;
-  outputs[1] = mean;
-  outputs[2] = variance;
+  outputs[1] = mpg_emit_reshape(g, s.mean, &vector);
+  outputs[2] = mpg_emit_reshape(g, s.variance, &vector);
+}
+
+/* --- BatchNorm in partitioned graphs ---------------------------------------------------------- */
+
+/* Emits the sum over all axes except the channels, divided by the number of elements. */
+static mpg_value mean_of(mpg_gradient *g, const normalization *n, mpg_value data) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  const mpg_shape shape = mpg_value_desc(g, data)->shape;
+  int64_t channels = shape.dims[n->axis];
+  mpg_reduce_params along;
+  memset(&along, 0, sizeof along);
+  along.keepdims = true;
+  for (int i = 0; i < shape.ndim; i++)
+    if (i != n->axis) along.axis.values[along.axis.count++] = i;
+  double elements = channels ? (double)(mpg_shape_size(&shape) / channels) : 0;
+  mpg_value sum = along.axis.count ? mpg_emit1(g, MPG_OP_sum, &along, data) : data;
+  return mpg_emit_scalar(g, MPG_OP__div_scalar, sum, elements);
+}
+
+void mpg_compose_batch_norm(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  bool fused = g->op->id == MPG_OP__batch_norm_relu;
+  const mpg_shape shape = mpg_value_desc(g, inputs[0])->shape;
+  normalization n;
+  if (fused) {
+    const mpg_batch_norm_relu_params *p = g->params;
+    n = (normalization){shape.ndim - 1, p->eps, p->momentum, p->fix_gamma};
+  } else {
+    const mpg_batch_norm_params *p = g->params;
+    n = (normalization){(int)(p->axis < 0 ? p->axis + shape.ndim : p->axis), p->eps, p->momentum,
+                        p->fix_gamma};
+  }
+  mpg_shape vector = {.ndim = 1, .dims = {shape.dims[n.axis]}};
+  mpg_value data = mpg_widen(g, inputs[0]), scale;
+  mpg_value mean = mean_of(g, &n, data), centered = mpg_subtract(g, data, mean);
+  mpg_value variance = mean_of(g, &n, mpg_emit1(g, MPG_OP_square, NULL, centered));
+  outputs[0] = normalize(g, &n, inputs, centered, mean, variance, &scale);
+  if (fused && g->num_inputs > 5) outputs[0] = mpg_add(g, inputs[5], outputs[0]);
+  if (fused) outputs[0] = mpg_emit1(g, MPG_OP_relu, NULL, outputs[0]);
+  outputs[1] = mpg_emit1(g, MPG_OP_BlockGrad, NULL, mpg_emit_reshape(g, mean, &vector));
+  outputs[2] = mpg_emit1(g, MPG_OP_BlockGrad, NULL, mpg_emit_reshape(g, scale, &vector));
 }

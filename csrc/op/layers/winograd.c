@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "op/layers/convolution.h"
+#include "op/layers/equivalents.h"
 #include "op/infer.h"
 
 enum { KERNEL = 3, MOST_PAD = 2, POINTS = 16 };
@@ -28,6 +29,17 @@ void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_par
   to->pad = from->pad;
   to->num_filter = from->num_filter;
   to->no_bias = from->no_bias;
+}
+
+bool mpg_winograd_undo(const mpg_op *op, const void *params, mpg_convolution_params *to) {
+  const mpg_winograd_params *p = params;
+  if (op->id != MPG_OP__winograd_convolution || !p->trains || p->add || p->relu) return false;
+  mpg_params_defaults(&mpg_convolution_table, to);
+  to->kernel = (mpg_tuple){.count = 2, .values = {KERNEL, KERNEL}};
+  to->pad = p->pad;
+  to->num_filter = p->num_filter;
+  to->no_bias = p->no_bias;
+  return true;
 }
 
 bool mpg_winograd_pays(const mpg_convolution *c, bool packed) {

@@ -24,8 +24,13 @@ mpg_factor *mpg_sharding_add(mpg_sharding *s, mpg_factor_kind kind, int64_t size
   if (!digits) return NULL;
   for (int i = 0; i < count; i++) digits[i] = (mpg_digit){-1, 1, 1};
   mpg_factor *factor = &s->factors[s->num_factors++];
-  *factor = (mpg_factor){
-      .kind = kind, .instead = -1, .drawn = {-1, 1, 1}, .once = -1, .size = size, .digits = digits};
+  *factor = (mpg_factor){.kind = kind,
+                         .instead = -1,
+                         .drawn = {-1, 1, 1},
+                         .once = -1,
+                         .lookup = -1,
+                         .size = size,
+                         .digits = digits};
   return factor;
 }
 
@@ -44,6 +49,13 @@ mpg_status mpg_sharding_places(mpg_sharding *s, mpg_factor_kind kind, int count,
   if (!factor) return mpg_out_of_host_memory(sizeof *factor);
   for (int i = first; i < count; i++)
     if (places[i].digit.axis >= 0) factor->digits[places[i].array] = places[i].digit;
+  return MPG_OK;
+}
+
+mpg_status mpg_sharding_lookup(mpg_sharding *s, int from, int axis, int indices) {
+  int count = s->num_factors;
+  MPG_TRY(MPG_FACTOR(s, SUM, mpg_in_axis(from, axis)));
+  if (s->num_factors > count) s->factors[count].lookup = indices;
   return MPG_OK;
 }
 
@@ -68,6 +80,9 @@ bool mpg_sharding_draws(const mpg_sharding *s) {
       enum { TRAINING };
       return p->p > 0 && (s->train || p->mode != TRAINING);
     }
+    case MPG_OP__dropout_attention: return ((const mpg_attention_params *)s->params)->p > 0;
+    case MPG_OP__dropout_head_attention:
+      return ((const mpg_head_attention_params *)s->params)->p > 0;
   }
   return true;
 }

@@ -46,6 +46,10 @@ typedef struct mpg_factor {
   /* SUM: the input that must be added only once, such as a bias, or -1. The first part gets it, and
    * the other parts get zeros. */
   int once;
+  /* SUM: the input whose elements are indices along the factor, or -1. A part gets them relative to
+   * its first index, and its output has zeros at the indices of other parts
+   * (graph/partition/lookup.c). */
+  int lookup;
   int64_t size;
   mpg_digit *digits; /* per input, then per output */
 } mpg_factor;
@@ -137,6 +141,8 @@ mpg_status mpg_sharding_places(mpg_sharding *s, mpg_factor_kind kind, int count,
 static inline void mpg_sharding_set_once(mpg_sharding *s, int input) {
   s->factors[s->num_factors - 1].once = input;
 }
+/* Adds the factor of an axis of input `from` whose elements input `indices` selects. */
+mpg_status mpg_sharding_lookup(mpg_sharding *s, int from, int axis, int indices);
 /* Sets `counts` of all factors. */
 void mpg_sharding_set_counts(mpg_sharding *s);
 /* True if the call draws random numbers. */

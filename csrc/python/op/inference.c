@@ -200,9 +200,9 @@ static PyObject *factor_to(const mpg_sharding *s, const mpg_factor *factor) {
   }
   if (digits == NULL) return NULL;
   bool exact = factor->kind != MPG_FACTOR_SUM && mpg_sharding_keeps_order(s, factor);
-  return Py_BuildValue("(sLONiO)", kinds[factor->kind], (long long)factor->size,
+  return Py_BuildValue("(sLONiOi)", kinds[factor->kind], (long long)factor->size,
                        factor->counts ? Py_True : Py_False, digits, factor->once,
-                       exact ? Py_True : Py_False);
+                       exact ? Py_True : Py_False, factor->lookup);
 }
 
 static mpg_sharding sharding_of(const inferred_call *call, mpg_arena *arena) {

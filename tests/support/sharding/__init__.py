@@ -1,8 +1,9 @@
 """Sharding rules of ops: their factors, parts of arrays, and the op on parts.
 
-A factor is (kind, size, counts, digits, once, exact), as _core.op_sharding returns it. A digit is
-(axis, outer, inner), or None for an array without the factor. `once` is the input that is added
-once, or -1. `exact` is True if dividing the factor keeps bits.
+A factor is (kind, size, counts, digits, once, exact, lookup), as _core.op_sharding returns it. A
+digit is (axis, outer, inner), or None for an array without the factor. `once` is the input that is
+added once, or -1. `exact` is True if dividing the factor keeps bits. `lookup` is the input that
+holds indices along the factor, or -1.
 """
 
 import numpy as np
