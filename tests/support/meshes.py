@@ -122,7 +122,7 @@ def flat(outputs):
 
 def arrays(named):
     """Returns arrays as float64, without the number in the name of a decoder."""
-    return {re.sub(r"^decoder\d+_", "", k): np.asarray(v, "float64") for k, v in named.items()}
+    return {re.sub(r"^(de|en)coder\d+_", "", k): np.asarray(v, "float64") for k, v in named.items()}
 
 
 def backward(net, batch):
