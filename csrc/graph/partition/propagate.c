@@ -211,10 +211,6 @@ mpg_digit mpg_part_drawn(const mpg_part_node *part, const mpg_factor *factor, mp
   const mpg_shape *last = &rule->outputs[rule->num_outputs - 1].shape;
   *drawn = mpg_op_drawn_shape(rule->op, rule->params,
                               rule->num_inputs ? &rule->inputs[0].shape : last, last);
-  if (rule->op->id == MPG_OP__dropout_attention) { /* the same numbers, with axes */
-    const int64_t *sizes = ((const mpg_attention_params *)rule->params)->sizes.values;
-    *drawn = (mpg_shape){.ndim = 4, .dims = {sizes[0], sizes[1], sizes[2], sizes[3]}};
-  }
   bool like_output = factor->drawn.axis < 0 && mpg_shape_equal(drawn, &rule->outputs[0].shape);
   return like_output ? factor->digits[rule->num_inputs] : factor->drawn;
 }

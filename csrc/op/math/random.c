@@ -268,7 +268,7 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
                              const mpg_shape *output) {
   if (op->id == MPG_OP__dropout_attention) { /* one draw per attention score */
     const int64_t *sizes = ((const mpg_attention_params *)params)->sizes.values;
-    return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
+    return (mpg_shape){.ndim = 4, .dims = {sizes[0], sizes[1], sizes[2], sizes[3]}};
   }
   if (op->id == MPG_OP__dropout_head_attention) {
     const mpg_head_attention_params *p = params;
