@@ -225,7 +225,8 @@ def memory(devices):
     layer = 4 * units * units
     for ctx in own:
         peak = (mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]) / layer
-        assert layers <= peak <= 1.05 * (layers + 3), (ctx, peak)
+        # Arrays of earlier programs may be freed in the meantime.
+        assert 0.95 * layers <= peak <= 1.05 * (layers + 3), (ctx, peak)
     return [y]
 
 
