@@ -6,6 +6,7 @@ import functools
 import operator
 import os
 import tempfile
+from unittest import mock
 
 import numpy as np
 
@@ -13,7 +14,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, lr_scheduler, nd
 from mpgluon._internal import ranks
 from mpgluon.contrib import amp
-from mpgluon.parallel import Mesh, Pipeline, ShardedParameter, TrainStep, schedules
+from mpgluon.parallel import Mesh, Pipeline, ShardedParameter, TrainStep, _partition, schedules
 from programs.features.blocks import TIED, WIDTH, Subject, numbers
 from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
@@ -53,6 +54,13 @@ RATES = {
     "Cosine": lambda: lr_scheduler.CosineScheduler(4, 0.1, final_lr=0.01, warmup_steps=1),
     "Poly": lambda: lr_scheduler.PolyScheduler(4, 0.1),
 }
+
+
+def on_devices(options):
+    """Returns options of a public function, with devices instead of their indices in the table."""
+    if "offload" not in options:
+        return options
+    return {**options, "offload": {what: on(i) for what, i in options["offload"].items()}}
 
 
 @contextlib.contextmanager
@@ -164,7 +172,9 @@ class Run:
         whole = self.row["created"] in ("net", "load_parameters")
         if whole:
             self.create_parameters(net, init, ctx=on(0))
-        self.mesh.partition(net, **self.options("Mesh.partition"))
+        # The programs' parameters are small.
+        with mock.patch.object(_partition, "_SMALLEST", 8):
+            self.mesh.partition(net, **on_devices(self.options("Mesh.partition")))
         if not whole:
             self.create_parameters(net, init)
 
@@ -328,7 +338,7 @@ class Run:
         if self.row["rate"] != "constant":
             options.pop("learning_rate", None)
             options["lr_scheduler"] = RATES[self.row["rate"]]()
-        given = self.options("Trainer")
+        given = on_devices(self.options("Trainer"))
         if self.plain:
             given = {k: v for k, v in given.items() if k in ("accumulate", "clip_global_norm")}
         params = self.grouped(net.collect_params())

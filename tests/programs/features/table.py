@@ -24,10 +24,9 @@ def plain(*names):
     return {name: {} for name in names}
 
 
-def partition(plan, *, exact=False, **axes):
+def partition(plan, *, options=None, **axes):
     """Returns a placement by `Mesh.partition`, over as many devices as the mesh needs."""
-    options = {} if plan is None else {"plan": plan}
-    options.update({"partition": "exact"} if exact else {})
+    options = {**({} if plan is None else {"plan": plan}), **(options or {})}
     sizes = [size if isinstance(size, int) else len(size) for size in axes.values()]
     mesh = {"axes": axes, "devices": math.prod(sizes)}
     return {"Mesh": mesh, "Mesh.partition": options}
@@ -119,7 +118,27 @@ FACTORS = {
             {"data0": (("data", "shard"),), FIRST_AND_LAST: "shard"}, data=2, shard=2
         ),
         "partition of time": partition({"data0": (None, "context")}, context=2),
-        "exact partition": partition({FIRST_AND_LAST: "shard"}, exact=True, shard=2),
+        "partition of heads": partition(
+            {"data0": (None, "context")}, options={"context": "ulysses"}, context=2
+        ),
+        "partition of stages": partition(
+            {"data0": "data", "first.weight": "data"},
+            options={"stages": {"first": 0, "body": 0, "layer": 1, "last": 1}},
+            data=2,
+            stage=2,
+        ),
+        "partition with sums by trees": partition(
+            {"data0": "data", FIRST_AND_LAST: (None, "data")},
+            options={"sums": "tree", "leaves": 3},
+            data=2,
+        ),
+        # The number is the index of a device.
+        "offloaded parameters": partition(
+            {"data0": "data"}, options={"offload": {"parameters": 2}}, data=2
+        ),
+        "exact partition": partition(
+            {FIRST_AND_LAST: "shard"}, options={"partition": "exact"}, shard=2
+        ),
     },
     # How the parameters are created; "net": by the network's initialize
     "created": plain("net", "collect_params", "children", "load_parameters"),
@@ -159,6 +178,7 @@ FACTORS = {
         "on the store": {"Trainer": {"update_on_kvstore": True}},
         "off the store": {"Trainer": {"update_on_kvstore": False}},
         "sharded": {"Trainer": {"shard_updates": True}},
+        "offloaded": {"Trainer": {"offload": {"states": 4}}},  # the index of a device
     },
     "rate": plain("constant", "Factor", "MultiFactor", "Cosine", "Poly"),
     "event": {
@@ -234,7 +254,12 @@ IN_PARTS = [
     if any("weight" in key for key in FACTORS["placement"][name]["Mesh.partition"].get("plan", ()))
 ]
 # Partitions in the quick tests of all pairs
-QUICK_PARTITIONS = ("partition in unequal shares", "partition of batch and units")
+QUICK_PARTITIONS = (
+    "partition in unequal shares",
+    "partition of batch and units",
+    "partition of stages",
+    "partition with sums by trees",
+)
 OF_INPUTS = [name for name in PARTITIONS if name not in IN_PARTS]
 # The placement that loads a checkpoint of another one
 OTHER_LAYOUTS = {
@@ -348,6 +373,17 @@ REFUSED = [
         "Mesh.partition: the shape of 'first.weight' is not known yet",
         {},
     ),
+    (
+        ({"placement": ["offloaded parameters"]}, {"parameters": ["deferred"]}),
+        "Mesh.partition: the shape of 'first.weight' is not known yet",
+        {},
+    ),
+    (
+        ({"placement": ["offloaded parameters"]}, {"layer": ["row_sparse"]}),
+        "'layer.table.weight' has row_sparse storage or gradients",
+        {},
+    ),
+    (({"store": ["offloaded"]}, {"layer": ["row_sparse"]}), "cannot be offloaded, because", {}),
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
     (({"placement": SPLIT}, {"parameters": [*TIED]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
@@ -443,6 +479,7 @@ REFUSED_ON_RANKS = [
     ({"event": ["export"]}, "mx.parallel.save", COMPILED_WHOLE),
     ({"event": ["save_states"]}, "mx.parallel.save", {"optimizer": "adam"}),
     ({"event": ["whole checkpoint"]}, "gather=True needs the arrays of all ranks on one", {}),
+    ({"store": ["offloaded"]}, "belongs to a rank; use devices of this process", {}),
     ({"flow": ["while_loop", "cond"]}, "mx.parallel.fetch", {}),
     ({"flow": ["while_loop", "cond"]}, "mx.parallel.fetch", COMPILED_WHOLE),
 ]
