@@ -12,7 +12,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
-from programs.random_blocks import check_fresh
+from programs.random_blocks import check_many
 from programs.random_shapes import Case
 from support.devices import on
 
@@ -232,9 +232,9 @@ def test_dropped_signatures_warn_even_if_compilation_takes_little_time():
 def test_random_networks_of_shared_weights_match_fresh_copies():
     """Shared packed weights and other kept values, with fresh seeds; `random_shapes.py` repeats a
     seed or runs thousands."""
-    check_fresh(Case, 5, "random_shapes.py")
+    check_many(Case, 5, "random_shapes.py")
 
 
 @pytest.mark.slow
 def test_many_random_networks_of_shared_weights_match_fresh_copies():
-    check_fresh(Case, 100, "random_shapes.py")
+    check_many(Case, 100, "random_shapes.py")

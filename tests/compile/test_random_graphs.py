@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
-from programs.random_blocks import Node, check_fresh
+from programs.random_blocks import Node, check_many
 from programs.random_networks import Case
 from support.compare import same_bits
 from support.devices import on
@@ -464,12 +464,12 @@ def test_random_networks_match_eager():
 
     `random_networks.py` repeats a seed and runs thousands of cases.
     """
-    check_fresh(Case, 15, "random_networks.py")
+    check_many(Case, 15, "random_networks.py")
 
 
 @pytest.mark.slow
 def test_many_random_networks_match_eager():
-    check_fresh(Case, 120, "random_networks.py")
+    check_many(Case, 120, "random_networks.py")
 
 
 def test_attention_over_copied_array_sums_gradients_on_its_device():

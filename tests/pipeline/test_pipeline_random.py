@@ -8,7 +8,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
-from programs.random_blocks import Node, check_fresh
+from programs.random_blocks import Node, check_many
 from programs.random_pipelines import Case
 from support.pipelines import DEVICES, data, gradients
 
@@ -221,12 +221,12 @@ def test_recurrent_dropout_does_not_depend_on_micro_batches(kind, along, layout,
 def test_random_networks_keep_the_bits_of_one_device():
     """Acyclic networks over two to six devices with fresh seeds have the bits of micro-batches
     accumulated on one device. `random_pipelines.py` repeats a seed or runs thousands."""
-    check_fresh(Case, 25, "random_pipelines.py")
+    check_many(Case, 25, "random_pipelines.py")
 
 
 @pytest.mark.slow
 def test_many_random_networks_keep_the_bits_of_one_device():
-    check_fresh(lambda seed: Case(seed, every_schedule=True), 100, "random_pipelines.py")
+    check_many(lambda seed: Case(seed, every_schedule=True), 100, "random_pipelines.py")
 
 
 FIXED = {

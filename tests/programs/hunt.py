@@ -22,6 +22,7 @@ GENERATORS = {
     "feature_programs.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "random_networks.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "random_pipelines.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
+    "random_partitions.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "random_shapes.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "random_generation.py": lambda seconds, seed: ["--seconds", seconds, "--seed", seed],
     "stateful.py": lambda seconds, seed: [

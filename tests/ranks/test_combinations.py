@@ -8,7 +8,7 @@ import launching
 import pytest
 
 from programs.features.table import refused_rows
-from programs.random_blocks import fresh_seed
+from programs.random_blocks import seed_of_tests
 
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 SCRIPT = os.path.join(launching.SCRIPTS, "combinations.py")
@@ -35,8 +35,8 @@ def test_pairs_of_features_on_ranks_match_eager_execution():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
-def test_fresh_pairs_of_features_on_ranks_match_eager_execution(count):
-    seed = fresh_seed()
+def test_more_pairs_of_features_on_ranks_match_eager_execution(count):
+    seed = seed_of_tests()
     part = f"{seed % PARTS}/{PARTS}"
     print(f"mpirun -n {count} python ranks/scripts/combinations.py {part} {seed}")
     check(findings(count, part, str(seed), timeout=280))

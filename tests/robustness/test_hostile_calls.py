@@ -1,6 +1,5 @@
 """Calls with misbehaving arguments raise errors and never crash. They run in subprocesses."""
 
-import os
 import random
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core
 from programs import op_fuzz
+from programs.random_blocks import seed_of_tests
 from support.processes import output_of
 
 # Values that empty their container when converted; the freed items before them are then
@@ -202,8 +202,7 @@ def test_ops_with_hostile_parameters_do_not_crash(tmp_path):
 
 @pytest.mark.slow
 def test_ops_with_many_hostile_parameters_do_not_crash(tmp_path):
-    """Each run uses a new seed, which is printed on failure."""
-    fuzz(tmp_path, seconds=25, seed=int.from_bytes(os.urandom(3), "little"))
+    fuzz(tmp_path, seconds=25, seed=seed_of_tests())
 
 
 @pytest.mark.parametrize("needed", [1, 3])

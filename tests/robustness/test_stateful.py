@@ -1,4 +1,4 @@
-"""Stateful random programs with fresh, printed seeds: a short form of `make stateful`. Also tests
+"""Stateful random programs, whose seeds are printed: a short form of `make stateful`. Also tests
 the poisoning of pool memory, on which they rely."""
 
 import os
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from programs import stateful_training
+from programs.random_blocks import seed_of_tests
 from programs.stateful import ENGINES
 from support.paths import TESTS
 from support.processes import ended
@@ -17,6 +18,7 @@ PROGRAM = os.path.join(TESTS, "programs", "stateful.py")
 
 def hunt(engine, minutes):
     options = f"--engine {engine} --minutes {minutes} --most 1 --shrink-seconds 20"
+    options += f" --seed {seed_of_tests()}"
     command = [sys.executable, PROGRAM, *options.split()]
     done = subprocess.run(command, capture_output=True, text=True)
     print(done.stdout)
@@ -37,7 +39,7 @@ def test_long_random_programs_find_no_failure(engine):
 @pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_random_training_events_keep_the_bits(seconds):
     """Events move, save, load and copy the state at any time."""
-    assert stateful_training.hunt(seconds, int.from_bytes(os.urandom(4), "big")) == 0
+    assert stateful_training.hunt(seconds, seed_of_tests()) == 0
 
 
 def test_optimizers_count_updates_ahead_on_any_devices():

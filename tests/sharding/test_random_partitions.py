@@ -2,7 +2,7 @@
 
 import pytest
 
-from programs.random_blocks import check_fresh
+from programs.random_blocks import check_many
 from programs.random_partitions import Case
 
 
@@ -14,5 +14,5 @@ def test_random_partitions(seed):
 
 
 @pytest.mark.slow
-def test_fresh_random_partitions():
-    check_fresh(Case, 200, "random_partitions.py")
+def test_more_random_partitions():
+    check_many(Case, 200, "random_partitions.py")

@@ -13,7 +13,7 @@ from mpgluon.gluon.model_zoo.text import _generation
 from mpgluon.gluon.model_zoo.text._cache import Cache
 from mpgluon.gluon.model_zoo.text._lanes import Lane
 from mpgluon.gluon.model_zoo.text._requests import Request, Stops
-from programs.random_blocks import check_fresh
+from programs.random_blocks import check_many
 from programs.random_generation import case
 from support.devices import on
 from support.networks import DECODERS, DRAWN, PROMPTS, decoder
@@ -242,4 +242,4 @@ def test_first_device_computes_steps_of_all_groups_while_the_second_is_busy(pena
 
 
 def test_random_networks_and_options_give_the_tokens_of_whole_sequences():
-    check_fresh(case, 6, "random_generation.py")
+    check_many(case, 6, "random_generation.py")
