@@ -312,6 +312,11 @@ static PyObject *memory_stats(PyObject *Py_UNUSED(module), PyObject *object) {
                        "allocations", (unsigned long long)stats.allocations, "system_allocations",
                        (unsigned long long)stats.system_allocations);
 }
+static PyObject *pool_block_size(PyObject *Py_UNUSED(module), PyObject *object) {
+  size_t size = PyLong_AsSize_t(object);
+  if (PyErr_Occurred()) return NULL;
+  return PyLong_FromSize_t(mpg_pool_block_size(size));
+}
 static PyObject *gpu_memory_info(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_device *device = mpg_py_device(object);
   if (device == NULL) return NULL;
@@ -404,6 +409,9 @@ PyMethodDef mpg_py_context_methods[] = {
     {"set_memory_limit", set_memory_limit, METH_VARARGS,
      "set_memory_limit(ctx, bytes)\n--\n\nSets the maximum memory that the device may hold; 0 or "
      "None removes the limit."},
+    {"pool_block_size", pool_block_size, METH_O,
+     "pool_block_size(size)\n--\n\nThe bytes of the block that a pool gives to an array of that "
+     "size."},
     {"gpu_memory_info", gpu_memory_info, METH_O,
      "gpu_memory_info(ctx)\n--\n\nThe (free, total) bytes of a GPU."},
     {"reset_peak_memory", reset_peak_memory, METH_O,

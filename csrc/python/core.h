@@ -368,6 +368,9 @@ int mpg_py_cached_op_init(PyObject *module);
  * exception set on failure. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs,
                                        const mpg_compile_options *options);
+/* Fills a memory budget from a list of (Context or None, bytes). The caller frees budget->limits
+ * with PyMem_Free, even on failure. Returns -1 with an exception set on failure. */
+int mpg_py_memory_budget(PyObject *list, mpg_memory_budget *budget);
 bool mpg_py_is_cached_op(PyObject *object); /* true for a CachedOp without bound arrays */
 /* Calls the CachedOp `op`, which must not have bound arrays, and compiles it first if necessary.
  * `outputs` are empty structs that receive the results. */

@@ -15,6 +15,7 @@ from ._pipeline.report import Report
 from ._pipeline.train_step import TrainStep
 from ._planner.cluster import Cluster, ClusterSimulation, simulate
 from ._planner.layer_profile import Profile
+from ._planner.layouts import Layout, Layouts, layouts
 from ._planner.plan import Plan, plan
 from ._ranks import barrier, fetch, num_ranks, rank
 from ._single_device_check import check_against_single_device
@@ -52,6 +53,8 @@ __all__ = [
     "ColumnParallelDense",
     "DistributedTrainer",
     "HomeParameter",
+    "Layout",
+    "Layouts",
     "Mesh",
     "ParallelConv2D",
     "ParallelHeads",
@@ -82,6 +85,7 @@ __all__ = [
     "divide",
     "fetch",
     "gather",
+    "layouts",
     "load",
     "num_ranks",
     "plan",

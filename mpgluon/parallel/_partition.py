@@ -194,6 +194,11 @@ def is_state(param: Any) -> bool:
     return not param.differentiable and not param.fixed
 
 
+def is_divided_by_default(param: Any) -> bool:
+    """True if a parameter is large enough to be divided, and no state of a layer."""
+    return math.prod(param.shape) >= _SMALLEST and not is_state(param)
+
+
 def _check_known(param, path):
     if not shape_is_known(param.shape):
         raise MXNetError(
@@ -229,7 +234,7 @@ class _Plan:
             if path in self.parameters:
                 continue
             _check_known(param, path)
-            if math.prod(param.shape) >= _SMALLEST and not is_state(param):
+            if is_divided_by_default(param):
                 found.add(param)
         return found
 
@@ -247,12 +252,7 @@ class _Plan:
             return
         for path, param in by_path.items():
             _check_known(param, path)
-            if (
-                math.prod(param.shape) >= _SMALLEST
-                and param.shape
-                and _fits(self.mesh, "shard", param.shape[0])
-                and not is_state(param)
-            ):
+            if is_divided_by_default(param) and _fits(self.mesh, "shard", param.shape[0]):
                 self.parameters[path] = ["shard"], True
 
     def _by_patterns(self, by_path, plan):

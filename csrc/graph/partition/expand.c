@@ -242,6 +242,22 @@ static mpg_status collect(expansion *e, const fetching *f, int axis, mpg_coordin
   return emit_join(e, parts, count, &digit, result);
 }
 
+/* Reports that an input of the graph, which is whole, is used in parts. */
+static void report_want(expansion *e, const fetching *f) {
+  const mpg_partition_request *request = e->p->request;
+  mpg_text *text = request->report;
+  size_t i = 0;
+  while (i < request->num_inputs && mpg_value_index(e->p->graph, request->inputs[i]) != f->value)
+    i++;
+  if (!text || i == request->num_inputs) return;
+  for (int m = 0; m < f->mesh->num_axes; m++) {
+    const mpg_cut *cut = &f->want->cuts[m];
+    if (cut->on)
+      mpg_text_append(text, "want\t%zu\t%s\t%d\t%lld\t%lld\n", i, f->mesh->axes[m].name,
+                      cut->digit.axis, (long long)cut->digit.outer, (long long)cut->digit.inner);
+  }
+}
+
 static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
                         const mpg_coordinates *place, fetch_kind kind, mpg_value *result);
 
@@ -346,6 +362,7 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
               : splits          ? "scatter"
                                 : "copy",
               value, before);
+  if (splits && !gathers) report_want(e, &f);
   return keep_fetched(e, &f, *result);
 }
 

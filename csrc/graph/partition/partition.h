@@ -28,8 +28,9 @@ typedef struct mpg_partition_request {
   bool micro_batches;
   bool exact; /* refuse cuts that change bits, for all meshes */
   /* Receives a line for each divided value ("cut", op, block path, shape, and for each axis of the
-   * mesh "dimension axis annotation path") and for each transfer ("move", kind, op, block path,
-   * shape, bytes), with tabs between the fields. May be NULL. */
+   * mesh "dimension axis annotation path"), for each transfer ("move", kind, op, block path, shape,
+   * bytes), and for each input that is whole but used in parts ("want", index, axis of the mesh,
+   * dimension, outer, inner), with tabs between the fields. May be NULL. */
   mpg_text *report;
 } mpg_partition_request;
 

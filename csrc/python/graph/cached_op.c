@@ -541,32 +541,31 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *Py_UNUSED(unused)) 
 
 /* --- The type --------------------------------------------------------------------------------- */
 
-/* Sets the memory budget from a list of (Context or None, bytes). */
-static int set_budget(cached_op *self, PyObject *list) {
-  static const char form[] = "CachedOp: 'budget' must be a list of (Context or None, bytes)";
+int mpg_py_memory_budget(PyObject *list, mpg_memory_budget *budget) {
+  static const char form[] = "'budget' must be a list of (Context or None, bytes)";
   PyObject *items = mpg_py_items(list, form);
   if (items == NULL) return -1;
   int result = -1;
   Py_ssize_t count = PyTuple_GET_SIZE(items);
-  self->budget.limits = PyMem_Calloc((size_t)count + 1, sizeof *self->budget.limits);
-  if (self->budget.limits == NULL) {
+  budget->limits = PyMem_Calloc((size_t)count + 1, sizeof *budget->limits);
+  if (budget->limits == NULL) {
     PyErr_NoMemory();
     goto done;
   }
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *pair = PyTuple_GET_ITEM(items, i), *device;
     Py_ssize_t bytes;
-    mpg_memory_limit *limit = &self->budget.limits[i];
+    mpg_memory_limit *limit = &budget->limits[i];
     if (!PyTuple_Check(pair)) {
       PyErr_SetString(PyExc_TypeError, form);
       goto done;
     }
-    if (!PyArg_ParseTuple(pair, "On;CachedOp: 'budget' must be a list of (Context or None, bytes)",
-                          &device, &bytes))
+    if (!PyArg_ParseTuple(pair, "On;'budget' must be a list of (Context or None, bytes)", &device,
+                          &bytes))
       goto done;
     if (device != Py_None && mpg_py_device_id(device, &limit->device) < 0) goto done;
     limit->bytes = bytes < 0 ? 0 : (size_t)bytes;
-    self->budget.count++;
+    budget->count++;
   }
   result = 0;
 done:
@@ -612,7 +611,7 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return PyErr_NoMemory();
   }
   flag = flags != NULL ? PyDict_GetItemString(flags, "budget") : NULL;
-  if (flag != NULL && set_budget(self, flag) < 0) {
+  if (flag != NULL && mpg_py_memory_budget(flag, &self->budget) < 0) {
     Py_DECREF(self);
     return NULL;
   }

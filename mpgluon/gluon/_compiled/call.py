@@ -127,6 +127,32 @@ class Signature:
         with autograd.pause(train_mode=self.training), discovery:
             return [array.shape for array in self._predict(discovery, inputs)[1]]
 
+    def planned(self, inputs, budget):
+        """Returns the compiled programs (see `CompiledPrograms`) for inputs of the given (shape,
+        dtype, device), the list of their inputs (None for an input of the block, or a parameter),
+        and the (shape, dtype, device) of the results. Nothing is called, so neither inputs nor
+        parameters need memory. `budget` is that of `recompute.limits`.
+
+        Raises NotSupportedError if the block has host operations."""
+        discovery = tracing.Discovery()
+        recording = autograd.record if self.training else autograd.pause
+        with recording(train_mode=self.training), discovery:
+            arrays, outputs = self._predict(discovery, inputs)
+            if discovery.splits:
+                raise self._no_symbol(discovery.splits[0])
+        entry = discovery.trace.compile(
+            (*arrays, *discovery.used.values()),
+            tuple(outputs),
+            (
+                *[False] * len(arrays),
+                *[self.training and param.grad_req != "null" for param, _ in discovery.used],
+            ),
+            bound=len(discovery.used),
+            budget=budget,
+        )
+        used = [*[None] * len(arrays), *[param for param, _ in discovery.used]]
+        return entry, used, [(array.shape, array.dtype, array.context) for array in outputs]
+
     def traced_ops(self, inputs):
         """Returns the block's ops (see `TracedOps`) for inputs of the given (shape, dtype, device).
 

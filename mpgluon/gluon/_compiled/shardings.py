@@ -30,13 +30,25 @@ class Shardings(Tabular):
             if kind == "cut":
                 op, block, shape, *axes = fields
                 self._cuts.append(_cut(op, block, shape, axes))
-            else:
+            elif kind == "move":
                 key = tuple(fields[:4])
                 moved[key] = moved.get(key, 0) + int(fields[4])
         self.transfers: list[dict[str, Any]] = [
             {"kind": kind, "op": op, "block": block, "shape": shape, "bytes": size}
             for (kind, op, block, shape), size in moved.items()
         ]
+
+    @staticmethod
+    def wanted(text: str) -> dict[int, tuple[str, int, int, int]]:
+        """Returns index -> (axis of the mesh, dimension, blocks, unit) for the inputs of a program
+        that are whole, but used in parts."""
+        found: dict[int, tuple[str, int, int, int]] = {}
+        for line in text.splitlines():
+            kind, *fields = line.split("\t")
+            if kind == "want":
+                index, axis, *numbers = fields
+                found.setdefault(int(index), (axis, *map(int, numbers)))
+        return found
 
     def __len__(self) -> int:
         return len(self._cuts)

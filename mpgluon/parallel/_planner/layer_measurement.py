@@ -180,11 +180,12 @@ class _Probe(HybridBlock):
         return tuple([out.reshape((1, *out.shape)) for out in outputs])
 
 
-def detached_copy(block):
-    """Returns a copy of a layer without the network's trainer, groups and hooks."""
+def detached_copy(block, memo=None):
+    """Returns a copy of a layer without the network's trainer, groups and hooks. `memo` is that of
+    `copy.deepcopy`."""
     if not isinstance(block, HybridBlock):
         return block
-    made = copy.deepcopy(block)
+    made = copy.deepcopy(block, memo)
 
     def forget(one):
         set_group(one, None)
