@@ -7,8 +7,8 @@ from typing import Any
 
 
 def parse_bytes(value: Any) -> int | None:
-    """Returns the bytes that an int or a string such as ``'64MB'`` stands for, or None if it is
-    neither. Units are powers of 1024."""
+    """Converts an int or a string such as ``'64MB'`` to bytes; returns None for anything else.
+    Units are powers of 1024."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = (

@@ -32,10 +32,23 @@ def devices_of(net):
 
 
 def chosen(scope, printed):
-    assert scope["numbers"][:2] == (45125632, 2621440)
-    advice = re.findall(r"^\[\d.*?\] (\w+)", printed, re.M)
-    assert advice == ["one", "more", "shard", "shard", "model", "data"]
-    assert "[72, 24] shard: [72, 24]" in printed  # as in notebook 22
+    advice = re.findall(r"-> Layout\((.*?): .*? device, (\w+ ?\w*)", printed)
+    assert advice == [
+        ("one device", "fits"),
+        ("one device", "fits with"),
+        ("model 2", "fits with"),
+        ("shard 4", "fits"),
+        ("shard 4", "lacks 17"),
+    ]
+
+
+def compared_by_memory(scope, printed):
+    (wanted,) = blocks(PAGES["layouts"], "text")
+    names = [re.sub(r" +[\d.]+ [KMG]?B.*", "", line) for line in wanted.splitlines()]
+    found = printed.splitlines()
+    assert [re.sub(r" +[\d.]+ [KMG]?B.*", "", line) for line in found[: len(names)]] == names
+    assert found[0] == wanted.splitlines()[0] and scope["best"].fits
+    assert "'shard 4:1'" in found[-1]
 
 
 def compared(scope, printed):
@@ -159,6 +172,7 @@ CHECKS = {
     "partition": partitioned,
     "tree-sums": the_same_on_all,
     "context": cut_along_time,
+    "layouts": compared_by_memory,
     "planner": planned,
     "checkpoints": resumed,
     "memory": saved,

@@ -112,8 +112,8 @@ def test_layouts_compute_the_same(number):
 
 
 def test_plans_cut_transformers_by_heads_and_hidden_units():
-    """The search finds the cuts of Megatron: whole heads and hidden units, and the weights behind
-    them along the other dimension."""
+    """The search finds the cuts of Megatron: whole heads and hidden units, and the next weights
+    along the other dimension."""
     found = layouts(llama(), tokens(), ["1GB"] * 2, progress=False)
     [layout] = [one for one in found if one.axes == {"model": 2}]
     plan = {key.removeprefix(r"layers.\d+."): entry for key, entry in layout.plan.items()}
@@ -160,7 +160,7 @@ def test_unequal_devices_get_shares_by_memory():
     need = layouts(llama(), tokens(), ["1GB"], progress=False)[0].bytes[0].total
     found = layouts(llama(), tokens(), [need * 3 // 10, need * 9 // 10], progress=False)
     best = found.best
-    assert best.axes == {"shard": [8, 3]} and best.fits
+    assert best.axes["shard"][0] > 2 * best.axes["shard"][1] and best.fits
     assert best.devices == [mx.cpu(1), mx.cpu(0)]  # the largest first
     assert found[-1].missing > 0
 

@@ -131,7 +131,7 @@ class Signature:
         """Returns the compiled programs (see `CompiledPrograms`) for inputs of the given (shape,
         dtype, device), the list of their inputs (None for an input of the block, or a parameter),
         and the (shape, dtype, device) of the results. Nothing is called, so neither inputs nor
-        parameters need memory. `budget` is that of `recompute.limits`.
+        parameters need memory. `budget` is a result of `recompute.limits`.
 
         Raises NotSupportedError if the block has host operations."""
         discovery = tracing.Discovery()

@@ -11,6 +11,8 @@ from ...ndarray._sparse.row_gradients import RowGradientWeight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Self
+
     from ..._internal.types import Devices, NDArray
 
 
@@ -18,6 +20,14 @@ class Fillable:
     """The part of `Parameter` that is filled piece by piece."""
 
     is_numpy: bool
+
+    def blank(self) -> Self:
+        """Returns a copy of the parameter without values, devices and Trainer."""
+        made = object.__new__(type(self))
+        names = ("arrays", "gradients", "placed", "_trainer_reference", "_var", "_calls")
+        nothing = {**dict.fromkeys(names), "left": (), "deferred_init": ()}
+        made.__dict__.update({**self.__dict__, **nothing})
+        return made
 
     def to_fill(self: Any, ctx: Devices | None) -> tuple[list[NDArray], Callable[[], None]]:
         """Returns the arrays of the parameter, one on each of its devices, for the caller to fill,

@@ -298,14 +298,6 @@ class Parameter(MXNetNames):
         if contents:
             self._hold_data(self.arrays, self._grad_req, dict(zip(self.arrays, contents)))
 
-    def blank(self) -> Parameter:
-        """Returns a copy without values, devices and Trainer."""
-        made = object.__new__(type(self))
-        names = ("arrays", "gradients", "placed", "_trainer_reference", "_var", "_calls")
-        nothing = {**dict.fromkeys(names), "left": (), "deferred_init": ()}
-        made.__dict__.update({**self.__dict__, **nothing})
-        return made
-
     def set_trainer(self, trainer: Trainer | None) -> None:
         """Sets the Trainer that updates the parameter. A parameter with row_sparse storage can
         belong to only one Trainer; a second one raises MXNetError."""

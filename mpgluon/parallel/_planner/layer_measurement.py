@@ -181,8 +181,8 @@ class _Probe(HybridBlock):
 
 
 def detached_copy(block, memo=None):
-    """Returns a copy of a layer without the network's trainer, groups and hooks. `memo` is that of
-    `copy.deepcopy`."""
+    """Returns a copy of a layer without the network's trainer, groups and hooks. `memo` is passed
+    to `copy.deepcopy`."""
     if not isinstance(block, HybridBlock):
         return block
     made = copy.deepcopy(block, memo)

@@ -9,6 +9,7 @@ import copy
 import itertools
 import math
 import re
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ _PLAIN = "pass the network as it was created, before it is divided"
 _MOST_RECOMPUTED = 5  # layouts that are tried with recomputation
 _SENT = 8.0  # bytes sent in a step that a search accepts to save a byte
 _MOST_TRIED = 16  # patterns of parameters that a search tries
-_SHARES = 8  # devices with unequal memory get shares of 1/8 at least
+_SHARES = 8  # largest denominator of the shares of devices with unequal memory
 
 
 class Bytes(NamedTuple):
@@ -81,6 +82,15 @@ class Layout:
         fits with it. Otherwise empty.
     wanted : dict
         Path -> entry of a plan for the parameters that are used in parts, but stored whole.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(512, in_units=256), mx.gluon.nn.Dense(256, in_units=512))
+    >>> best = mx.parallel.layouts(net, mx.nd.zeros((32, 256)), ['3MB'] * 2, progress=False).best
+    >>> _ = best.partition(net, [mx.cpu(0), mx.cpu(1)])
+    >>> net[0].shard1_weight.shape
+    (256, 256)
     """
 
     def __init__(
@@ -109,9 +119,17 @@ class Layout:
         return not self.missing
 
     @property
+    def filled(self) -> float:
+        """The greatest part of a device's memory that is needed."""
+        return max(one.total / limit for one, limit in zip(self.bytes, self.limits))
+
+    @property
     def largest(self) -> Bytes:
-        """The bytes of the device that is filled most."""
-        return max(zip(self.bytes, self.limits), key=lambda pair: pair[0].total / pair[1])[0]
+        """The bytes of the device that lacks most memory, or else is filled most."""
+        pairs = list(zip(self.bytes, self.limits))
+        if self.missing:
+            return max(pairs, key=lambda pair: pair[0].total - pair[1])[0]
+        return max(pairs, key=lambda pair: pair[0].total / pair[1])[0]
 
     @property
     def name(self) -> str:
@@ -142,8 +160,17 @@ class Layout:
 
 class Layouts(Tabular):
     """The layouts that `layouts` has compared: a sequence of `Layout`. Those that fit come first,
-    then those that send the fewest bytes. Printing it shows a table, and what each axis of the best
-    layout saves. `skipped` maps the names of layouts that are not possible to the reasons."""
+    then those that send the fewest bytes. Printing it shows a table, and the savings by each axis
+    of the best layout. `skipped` maps the names of layouts that are not possible to the reasons.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(512, in_units=256), mx.gluon.nn.Dense(256, in_units=512))
+    >>> found = mx.parallel.layouts(net, mx.nd.zeros((1, 256)), ['3MB'] * 2, progress=False)
+    >>> [layout.name for layout in found], list(found.skipped)
+    (['model 2', 'shard 2', 'one device'], ['data 2'])
+    """
 
     def __init__(
         self, found: list[Layout], savings: list[str], skipped: dict[str, str], what: str
@@ -183,7 +210,7 @@ class Layouts(Tabular):
         rows = [
             (
                 *("layouts", "weights", "gradients", "states", "values"),
-                *("fullest device", "sent in a step", ""),
+                *("total", "sent", ""),
             )
         ]
         for one in self._found:
@@ -274,9 +301,9 @@ def layouts(
     --------
     >>> net = mx.gluon.nn.HybridSequential()
     >>> net.add(mx.gluon.nn.Dense(512, in_units=256), mx.gluon.nn.Dense(256, in_units=512))
-    >>> found = mx.parallel.layouts(net, mx.nd.zeros((32, 256)), ['4MB', '2MB'], progress=False)
-    >>> found.best.axes, found.best.fits
-    ({'shard': [2, 1]}, True)
+    >>> found = mx.parallel.layouts(net, mx.nd.zeros((32, 256)), ['3MB', '3MB'], progress=False)
+    >>> found.best.axes, found.best.plan
+    ({'model': 2}, {'0.weight': ('model',), '1.weight': (None, 'model')})
     """
     if not isinstance(net, HybridBlock):
         raise TypeError(f"layouts: the network must be a HybridBlock, not {type(net).__name__}")
@@ -406,6 +433,17 @@ def _entry(shape, axes, axis, dim, blocks, unit):
     numbers = [blocks] if shape[dim] == blocks * unit * axes[axis] else [blocks, unit]
     text = ":".join(map(str, [axis, *numbers]))
     return (None,) * dim + (text.removesuffix(":1"),)
+
+
+def _shares(sizes):
+    """Returns small integers in the proportion of some sizes."""
+    parts = [Fraction(size / max(sizes)).limit_denominator(_SHARES) for size in sizes]
+    whole = math.lcm(*[part.denominator for part in parts])
+    if whole > _SHARES**2 or not all(parts):
+        whole, parts = 1, [max(1, round(size * _SHARES / max(sizes))) for size in sizes]
+    shares = [int(part * whole) for part in parts]
+    common = math.gcd(*shares)
+    return [share // common for share in shares]
 
 
 class _WithLoss(HybridBlock):
@@ -572,15 +610,8 @@ class _Study:
 
     @staticmethod
     def _cost(layout):
-        """Returns what the search minimizes: the bytes of the fullest device, and those sent."""
+        """Returns the cost for the search: the bytes of the fullest device, and those sent."""
         return math.inf if layout is None else layout.largest.total + layout.sent / _SENT
-
-    def _shares(self):
-        """Returns the share of each device, by its memory."""
-        least = max(self.limits) / _SHARES
-        shares = [max(1, round(limit / least)) for limit in self.limits]
-        common = math.gcd(*shares)
-        return [share // common for share in shares]
 
     def _plan(self, axes, model):
         """Returns the plan for a mesh."""
@@ -608,14 +639,23 @@ class _Study:
     def _meshes(self, names):
         """Yields the axes of meshes over all devices: one or two axes each."""
         count = len(self.devices)
-        shares = self._shares()
+        shares = _shares(self.limits)
+        equal = len(set(shares)) == 1
         for name in names:
-            equal = len(set(shares)) == 1
             yield {name: count if equal or name in ("model", "context") else shares}
         for one, other in itertools.combinations(names, 2):
             for size in range(2, count // 2 + 1):
                 if count % size == 0:
                     yield {one: size, other: count // size}
+
+    def _balanced(self, layout):
+        """Returns the layout with shares by the memory left for weights, if this is better."""
+        axis = next((name for name, size in layout.axes.items() if isinstance(size, list)), None)
+        room = [limit - one.values for one, limit in zip(layout.bytes, layout.limits)]
+        if axis is None or min(room) <= 0:
+            return layout
+        other = self._try({axis: _shares(room)}, layout.plan)
+        return min(layout, other or layout, key=lambda one: one.filled)
 
     def compare(self, given, tokens, progress):
         found, skipped, count = [self.alone], {}, len(self.devices)
@@ -639,7 +679,7 @@ class _Study:
                     continue  # as with the axis data
                 layout = self._try(axes, plan, skipped)
                 if layout is not None:
-                    found.append(layout)
+                    found.append(self._balanced(layout))
         # A layout that leaves devices idle is the last choice.
         found.sort(key=lambda one: (one.missing, len(one.limits) < count, one.sent))
         if self.train and not found[0].fits:
