@@ -2,7 +2,8 @@
 
     python benchmarks/parallel/partitioned.py [--rounds N] [--devices D] [--case mlp|llama]
 
-With --trees, sums by trees against sums in the order of the devices.
+With --trees, sums by trees against sums in the order of the devices. With --split, a GPT whose
+layers are divided by annotations against the same layers split by name (mx.parallel.shard).
 
 The networks run on the same D CPU devices with one thread each and take turns, in a new order in
 each round; a turn is the fastest of five steps. The ratio is the median over the rounds. Memory is
@@ -53,7 +54,37 @@ def llama():
     return text.from_config(config), tokens[:, :-1], tokens[:, 1:].astype("float32")
 
 
+def gpt():
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 512,
+        "n_embd": 256,
+        "n_layer": 8,
+        "n_head": 8,
+        "n_positions": 128,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+    tokens = nd.array(np.random.RandomState(0).randint(0, 512, (8, 65)), dtype="int32")
+    return text.from_config(config), tokens[:, :-1], tokens[:, 1:].astype("float32")
+
+
+BY_NAME = {
+    r"layers\.\d+\.attention": "heads",
+    r"layers\.\d+\.mlp\.up": "column",
+    r"layers\.\d+\.mlp\.down": "row",
+}
+ATTENTION = {f".*attention.{name}.(weight|bias)": "model" for name in ("query", "key", "value")}
+ANNOTATED = {
+    **ATTENTION,
+    ".*attention.proj.weight": (None, "model"),
+    ".*mlp.up.(weight|bias)": "model",
+    ".*mlp.down.weight": (None, "model"),
+}
 WAYS = {
+    "split by name": BY_NAME,
+    "annotated": ("model", {"plan": ANNOTATED}),
     "replicas": None,
     "fsdp": ("shard", {}),
     "undivided": (None, {}),
@@ -62,7 +93,11 @@ WAYS = {
     "4 leaves": ("data", {"sums": "tree", "leaves": 4}),
     "8 leaves": ("data", {"sums": "tree", "leaves": 8}),
 }
-CASES = {"mlp": (mlp, gluon.loss.L2Loss), "llama": (llama, gluon.loss.SoftmaxCELoss)}
+CASES = {
+    "mlp": (mlp, gluon.loss.L2Loss),
+    "llama": (llama, gluon.loss.SoftmaxCELoss),
+    "gpt": (gpt, gluon.loss.SoftmaxCELoss),
+}
 
 
 def stepper(case, way, devices):
@@ -75,6 +110,10 @@ def stepper(case, way, devices):
         mesh.place(net)
         net.initialize(mx.init.Normal(0.02))
         parts = list(zip(mesh.split_and_load(x), mesh.split_and_load(y)))
+    elif way == "split by name":
+        mx.parallel.shard(net, BY_NAME, devices)
+        net.initialize(mx.init.Normal(0.02), ctx=devices[0])
+        parts = [(x, y)]
     else:
         net.initialize(mx.init.Normal(0.02), ctx=devices[0])
         axis, options = WAYS[way]
@@ -140,6 +179,7 @@ def main():
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--case", choices=CASES)
     parser.add_argument("--trees", action="store_true")
+    parser.add_argument("--split", action="store_true")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
@@ -148,7 +188,9 @@ def main():
     ways = ["replicas", "fsdp"]
     if args.trees:
         ways = ["data" if args.devices > 1 else "undivided", "2 leaves", "4 leaves", "8 leaves"]
-    for case in [args.case] if args.case else CASES:
+    if args.split:
+        ways, args.case = ["split by name", "annotated"], "gpt"
+    for case in [args.case] if args.case else ("mlp", "llama"):
         compare(case, ways, args)
 
 

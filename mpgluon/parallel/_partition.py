@@ -111,7 +111,7 @@ class Division:
         for name, part in self.parts.items():
             pieces = [arrays.pop(key).as_in_context(self.home) for key in part.names]
             arrays[name] = nd.contrib.sharded(
-                _concatenated(pieces, part.family),
+                part.family.join(pieces),
                 axes=part.axes,
                 mesh=self.mesh,
                 stored=part.stored,
@@ -151,20 +151,6 @@ class Division:
         arrays: list[Any] = []
         structure = flatten(args, arrays, "The inputs")
         return regroup(structure, iter(self.annotate(arrays)))
-
-
-def _concatenated(pieces, family):
-    """Concatenates the parts of a parameter. With several blocks, the parts hold a piece of each
-    block."""
-    axis, blocks = family.axis, family.blocks
-    if blocks == 1:
-        return nd.concat(*pieces, dim=axis)
-    shape = family.shape
-    split = [
-        piece.reshape((*shape[:axis], blocks, piece.shape[axis] // blocks, *shape[axis + 1 :]))
-        for piece in pieces
-    ]
-    return nd.concat(*split, dim=axis + 1).reshape(shape)
 
 
 def mesh_text(mesh: Any, mode: str, context: str) -> str:

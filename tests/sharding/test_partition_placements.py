@@ -7,7 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel
 from mpgluon.gluon import nn
 from support.devices import on
-from support.meshes import build, check, inputs, trained
+from support.meshes import build, check, inputs, trained, values
 
 UNITS = {"model": 2}, {"a.weight": "model", "b.weight": (None, "model")}
 STORED = {"shard": 2}, {".*weight": "shard"}
@@ -165,12 +165,26 @@ def test_parameters_of_a_partitioned_network_cannot_be_partitioned_in_another():
         mesh.partition(other, {"0.weight": "model"})
 
 
-def test_files_of_other_parts_name_the_advice(tmp_path):
+def test_files_of_other_shapes_raise(tmp_path):
     file = str(tmp_path / "net.params")
-    build(lambda: Looked(False), *UNITS).save_parameters(file)
-    net = build(lambda: Looked(False), {"shard": 2}, {"[ab].weight": "shard"})
-    with pytest.raises(AssertionError, match=r"shape incompatible.*mx\.parallel\.save"):
+    net = build(lambda: Looked(False), *UNITS)
+    net.save_parameters(file)
+    nd.save(file, {**nd.load(file), "a.weight": nd.zeros((8, 9))})
+    with pytest.raises(AssertionError, match=r"'a\.weight' of file .*\(8, 9\).*\(8, \d\)"):
         net.load_parameters(file)
+
+
+def test_files_of_blocks_of_units_load_into_plain_parts(tmp_path):
+    """The parts of both plans have the same shapes."""
+    file = str(tmp_path / "net.params")
+
+    def fused():
+        return nn.Dense(12, in_units=8, use_bias=False, prefix="net_")
+
+    net, other = (build(fused, {"model": 2}, {"weight": axes}) for axes in ("model:3", "model"))
+    net.save_parameters(file)
+    other.load_parameters(file)
+    check(values(other), values(net))
 
 
 @pytest.mark.parametrize("where", ["mpgluon.parallel._partition.set_division", "values"])

@@ -29,6 +29,7 @@ from .._tree import (
     is_hybridized,
     structure_changes,
 )
+from .._whole_parameters import with_parts, with_wholes
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, loaded_file, renamed
 from ..utils import HookHandle, brief, indent
@@ -498,7 +499,8 @@ class Block(TreeNode):
         name_map: Sequence[Entry] | None = None,
     ) -> None:
         """Writes the parameters into a file, named by their path in the tree (``output.weight``).
-        The suffix selects the format: MXNet's, safetensors or npz.
+        The suffix selects the format: MXNet's, safetensors or npz. Parameters that
+        `parallel.Mesh.partition` has divided are written whole.
 
         Parameters
         ----------
@@ -527,10 +529,9 @@ class Block(TreeNode):
             names = {param: name for name, param in params.items()}
             params = {name: param for param, name in names.items()}
         values = {}  # parameter -> value, so that shared parameters are read only once
-        nd.save(
-            filename,
-            {name: values.setdefault(param, param.reduced()) for name, param in params.items()},
-        )
+        for name, param in params.items():
+            params[name] = values.setdefault(param, param.reduced())
+        nd.save(filename, with_wholes(self, params))
 
     def load_parameters(
         self,
@@ -602,6 +603,7 @@ class Block(TreeNode):
             return
         if name_map is not None:
             loaded = renamed(loaded, name_map, source)
+        loaded = with_parts(self, loaded, source)
         structured = self._collect_params_with_prefix()
         if not any("." in name for name in loaded) and not any(
             name in structured for name in loaded
@@ -690,6 +692,7 @@ class Block(TreeNode):
             name[4:] if name.startswith(("arg:", "aux:")) else name: array
             for name, array in arrays.items()
         }
+        arrays = with_parts(self, arrays, source)
         # A shared parameter may appear under any of its names.
         there = {params[name] for name in arrays if name in params}
         wanted = {

@@ -151,6 +151,17 @@ class Family:
             ]
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
+    def join(self, parts: list[nd.NDArray]) -> nd.NDArray:
+        """Returns the whole of all parts, which are on one device."""
+        axis, blocks, shape = self.axis, self.blocks, self.shape
+        if blocks == 1:
+            return nd.concat(*parts, dim=axis)
+        split = [
+            part.reshape((*shape[:axis], blocks, part.shape[axis] // blocks, *shape[axis + 1 :]))
+            for part in parts
+        ]
+        return nd.concat(*split, dim=axis + 1).reshape(shape)
+
     def spread(self, part: nd.NDArray, index: int) -> nd.NDArray:
         """Returns an array with the whole shape that holds part `index`, and zeros elsewhere."""
         with device_groups.paused():
