@@ -262,3 +262,12 @@ void mpg_trace_end_recompute(void) {
   mpg_trace *active = mpg_trace_active();
   if (active) active->graph.recompute_region = 0;
 }
+
+mpg_device_id mpg_trace_set_offload(mpg_device_id device) {
+  mpg_trace *active = mpg_trace_active();
+  mpg_device_id former = {0};
+  if (!active) return former;
+  former = active->graph.offload;
+  active->graph.offload = device;
+  return former;
+}

@@ -104,5 +104,9 @@ bool mpg_trace_takes(const mpg_array *array);
  * region is already open. */
 bool mpg_trace_begin_recompute(void);
 void mpg_trace_end_recompute(void);
+/* Sets the device that stores the values that the gradients of the nodes traced from now on read
+ * (graph/gradient/offload.h). Type 0 means none. Returns the previous device. Does nothing if no
+ * trace is active. */
+mpg_device_id mpg_trace_set_offload(mpg_device_id device);
 
 #endif

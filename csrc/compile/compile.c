@@ -4,8 +4,9 @@
 #include "base/workspace.h"
 #include "compile/compile.h"
 #include "compile/invariants/invariants.h"
+#include "compile/offloaded_values.h"
 #include "graph/gradient/gradient_store.h"
-#include "graph/gradient/recompute.h"
+#include "graph/gradient/offload.h"
 #include "graph/partition/partition.h"
 #include "graph/rewrite/rewrite.h"
 
@@ -168,6 +169,26 @@ static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t
   return mpg_graph_set_outputs(joint, in_grads, 0);
 }
 
+/* Adds copies of the forward nodes to recompute to the joint graph. lists[0] has the gradients. */
+static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, const mpg_value_list *lists,
+                         int num_lists) {
+  if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
+  mpg_graph result;
+  mpg_status status = MPG_OK;
+  mpg_graph_init(&result);
+  bool *kept = mpg_malloc(c->graph.num_values + 1);
+  if (!kept) return mpg_out_of_host_memory(c->graph.num_values);
+  mpg_compiled_list_kept(c, kept);
+  MPG_GOTO(mpg_recompute_apply(joint, c->graph.num_nodes, kept, lists, num_lists, &result));
+  mpg_graph former = *joint;
+  *joint = result;
+  result = former;
+fail:
+  mpg_graph_free(&result);
+  mpg_free(kept);
+  return status;
+}
+
 /* Determines the forward values that the gradients of all outputs read. An op without a gradient is
  * not an error here; it fails only when a backward pass reaches it. */
 static mpg_status find_saved(mpg_compiled *c) {
@@ -189,6 +210,9 @@ static mpg_status find_saved(mpg_compiled *c) {
   MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
   if (mpg_recompute_wanted(&joint, c->graph.num_nodes)) {
     MPG_GOTO(mpg_recompute_find(&joint, c->graph.num_nodes, in_grads, c->num_inputs, c->saved));
+    if (!mpg_offload_wanted(&joint, c->graph.num_nodes)) goto fail;
+    MPG_GOTO(repeat(c, &joint, &(mpg_value_list){in_grads, c->num_inputs}, 1));
+    MPG_GOTO(mpg_compiled_offload(c, &joint, in_grads));
     goto fail;
   }
   MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, in_grads, c->num_inputs, &order));
@@ -200,6 +224,7 @@ static mpg_status find_saved(mpg_compiled *c) {
       if (mpg_value_index(&joint, inputs[i]) < c->graph.num_values)
         c->saved[mpg_value_index(&joint, inputs[i])] = true;
   }
+  MPG_GOTO(mpg_compiled_offload(c, &joint, in_grads));
 fail:
   mpg_order_free(&order);
   mpg_graph_free(&joint);
@@ -326,24 +351,6 @@ static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
   return true;
 }
 
-/* Adds copies of the forward nodes to recompute to the joint graph. */
-static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads,
-                         mpg_value *sums, mpg_value *in_grads) {
-  if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
-  mpg_graph result;
-  mpg_graph_init(&result);
-  mpg_value_list lists[] = {
-      {in_grads, c->num_inputs}, {out_grads, c->num_outputs}, {sums, c->num_inputs}};
-  mpg_status status = mpg_recompute_apply(joint, c->graph.num_nodes, c->saved, lists, 3, &result);
-  if (status == MPG_OK) {
-    mpg_graph former = *joint;
-    *joint = result;
-    result = former;
-  }
-  mpg_graph_free(&result);
-  return status;
-}
-
 /* Orders the backward nodes by stage. The gradients of carried inputs are urgent, because other
  * micro-batches wait for them. */
 static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
@@ -427,8 +434,8 @@ static void end_joint(joint_graph *j) {
   mpg_workspace_free(&j->space);
 }
 
-/* Appends the gradients, simplifies the graph, and adds copies of the forward nodes to
- * recompute. */
+/* Appends the gradients, simplifies the graph, and adds copies of the forward nodes to recompute
+ * and of offloaded values. */
 static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b, bool fill,
                                  joint_graph *j) {
   /* With stages, `places` alone determines the wanted inputs, because the pipeline run itself
@@ -441,7 +448,10 @@ static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backw
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (!b->summed[i]) j->sums[i] = MPG_NO_VALUE;
   MPG_TRY(simplify_joint(&j->graph, j->in_grads, c->num_inputs));
-  MPG_TRY(repeat(c, &j->graph, j->out_grads, j->sums, j->in_grads));
+  mpg_value_list lists[] = {
+      {j->in_grads, c->num_inputs}, {j->out_grads, c->num_outputs}, {j->sums, c->num_inputs}};
+  MPG_TRY(repeat(c, &j->graph, lists, 3));
+  MPG_TRY(mpg_compiled_recall(c, &j->graph, lists, 3));
   j->graph.train = b->train;
   return MPG_OK;
 }
@@ -615,6 +625,7 @@ fail:
 }
 
 static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
+  MPG_TRY(mpg_compiled_check_offload(c, budget));
   if (c->recording && budget && budget->count) MPG_TRY(mpg_compiled_fit(c, budget, measure));
   if (c->recording) MPG_TRY(find_saved(c));
   return make_forward(c);

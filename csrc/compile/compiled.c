@@ -72,6 +72,7 @@ void mpg_compiled_release(mpg_compiled *c) {
   mpg_free(c->carried);
   mpg_free(c->drawn);
   mpg_free(c->saved);
+  mpg_free(c->recalled);
   mpg_free(c->saved_external);
   if (c->programs) mpg_program_set_release(c->programs);
   mpg_invariants_free(&c->invariants);

@@ -158,6 +158,9 @@ typedef struct mpg_compiled {
   bool *carried;
   bool *wanted; /* per input: true if it needs a gradient */
   bool *saved;  /* per value: true if it must live until backward; NULL for prediction */
+  /* Per value of the graph: the copy of the value, or of its root, on the device to which the value
+   * is offloaded; MPG_NO_VALUE if none. NULL if no value is offloaded. */
+  mpg_value *recalled;
   /* Per external array of the forward: true if it holds a saved value; NULL for prediction. */
   bool *saved_external;
   mpg_plan plan;

@@ -51,6 +51,7 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
   mpg_value stack[32], *inputs = stack;
   mpg_status status = MPG_OK;
   uint32_t region = into->recompute_region, num_random = into->num_random;
+  mpg_device_id offload = into->offload;
   if (node->num_inputs > sizeof stack / sizeof *stack &&
       !(inputs = mpg_malloc(node->num_inputs * sizeof *inputs)))
     return mpg_out_of_host_memory(node->num_inputs * sizeof *inputs);
@@ -59,6 +60,7 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
   into->scope = node->scope;
   into->origin = node->origin;
   into->train = node->train;
+  if (node->offload.type) into->offload = node->offload;
   if (!region && node->recompute_region)
     into->recompute_region = before.regions + node->recompute_region;
   if (into->recompute_region > into->num_recompute_regions)
@@ -69,6 +71,7 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
   if (node->num_outputs) into->nodes[known[node->values].node].separate = node->separate;
 fail:
   into->recompute_region = region;
+  into->offload = offload;
   if (into->num_random < num_random) into->num_random = num_random;
   if (inputs != stack) mpg_free(inputs);
   return status;

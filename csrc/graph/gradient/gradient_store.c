@@ -12,6 +12,7 @@ mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_s
   memset(store->taken, 0, store->num_known);
   graph->phase = MPG_PHASE_BACKWARD;
   graph->scope = graph->origin = graph->recompute_region = 0;
+  graph->offload = (mpg_device_id){0};
   return MPG_OK;
 }
 

@@ -158,6 +158,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   graph->origin = node.origin;
   graph->family = node.family;
   graph->recompute_region = node.recompute_region;
+  graph->offload = node.offload;
   if (node.opaque) {
     /* The call receives the gradient sum of each input so far and returns the new sum, so that it
      * can add its contributions one by one in the order of its ops. */
@@ -282,6 +283,7 @@ static mpg_status make_work_space(pass *p) {
 
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request) {
   uint32_t scope = graph->scope, origin = graph->origin, region = graph->recompute_region;
+  mpg_device_id offload = graph->offload;
   uint8_t phase = graph->phase;
   bool train = graph->train;
   uint64_t family = graph->family;
@@ -298,5 +300,6 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
   graph->origin = origin;
   graph->family = family;
   graph->recompute_region = region;
+  graph->offload = offload;
   return status;
 }

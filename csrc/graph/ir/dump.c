@@ -65,6 +65,8 @@ void mpg_graph_dump(const mpg_graph *graph, mpg_text *text) {
       mpg_text_append(text,
                       node->recompute_region == MPG_RECOMPUTE_ANYWHERE ? " region=*" : " region=%u",
                       node->recompute_region);
+    if (node->phase == MPG_PHASE_FORWARD && node->offload.type)
+      mpg_text_append(text, " offload=%s", mpg_device_id_text(node->offload).text);
     if (node->phase == MPG_PHASE_INVARIANT) mpg_text_append(text, " invariants");
     if (node->random != MPG_NO_RANDOM) mpg_text_append(text, " random=%u", node->random);
     if (node->scope) mpg_text_append(text, " @%s", mpg_scope_text(node->scope));

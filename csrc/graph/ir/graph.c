@@ -95,6 +95,7 @@ void mpg_graph_clear(mpg_graph *graph) {
   }
   graph->num_random = graph->scope = graph->origin = graph->recompute_region =
       graph->num_recompute_regions = 0;
+  graph->offload = (mpg_device_id){0};
   graph->family = 0;
   graph->has_families = false;
   graph->phase = MPG_PHASE_FORWARD;
@@ -148,6 +149,7 @@ static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_val
   node->origin = graph->origin;
   node->family = graph->family;
   node->recompute_region = graph->recompute_region;
+  node->offload = graph->offload;
   if (fields->num_inputs)
     memcpy(graph->inputs + graph->num_inputs, inputs, fields->num_inputs * sizeof *inputs);
   graph->num_inputs += fields->num_inputs;

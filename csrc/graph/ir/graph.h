@@ -35,6 +35,8 @@ typedef struct mpg_node {
   uint32_t scope;            /* block path (mpg_scope_text); 0 means none */
   uint32_t origin;           /* source line in the user's program (mpg_host_origin) */
   uint32_t recompute_region; /* region of nodes recomputed together (recompute.h); 0 means none */
+  /* Device that stores the values that the node's gradient reads (offload.h); type 0 means none. */
+  mpg_device_id offload;
   /* In graphs from the tape: sequence number of the node's own op, or of the forward op whose
    * gradients it computes (graph_gradient.c). */
   uint64_t family;
@@ -77,6 +79,7 @@ typedef struct mpg_graph {
   uint32_t num_random;
   /* Current settings, copied into each appended node. */
   uint32_t scope, origin, recompute_region;
+  mpg_device_id offload;
   uint64_t family;
   uint8_t phase;
   bool train;

@@ -107,9 +107,11 @@ static inline void mpg_partition_enter(mpg_graph *target, const mpg_node *node) 
   target->phase = node->phase;
   target->family = node->family;
   target->recompute_region = node->recompute_region;
+  target->offload = node->offload;
 }
 static inline void mpg_partition_leave(mpg_graph *target, const mpg_graph *source) {
   target->scope = target->origin = target->recompute_region = 0;
+  target->offload = (mpg_device_id){0};
   if (target->num_random < source->num_random) target->num_random = source->num_random;
   target->num_recompute_regions = source->num_recompute_regions;
 }

@@ -118,6 +118,7 @@ static void as_node(mpg_graph *target, const mpg_node *node) {
   target->scope = node->scope;
   target->origin = node->origin;
   target->recompute_region = node->recompute_region;
+  target->offload = node->offload;
   target->phase = node->phase;
   target->train = node->train;
 }

@@ -7,9 +7,12 @@
 #include "graph/ir/analysis.h"
 #include "graph/schedule/fuse.h"
 
+/* True for a copy to another device that is listed directly after the node that computes its
+ * source. */
 static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_crosses(graph, node) &&
-         !mpg_node_is_input(&graph->nodes[mpg_node_inputs(graph, node)[0].node]);
+  if (!mpg_node_crosses(graph, node)) return false;
+  const mpg_node *source = &graph->nodes[mpg_node_inputs(graph, node)[0].node];
+  return !mpg_node_is_input(source) && source->phase == node->phase;
 }
 
 static bool is_prefetched(const mpg_graph *graph, const mpg_node *node) {
@@ -48,15 +51,13 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   for (size_t n = count; n-- > 0;) { /* backward, so that lists are in creation order */
     if (!live[n] || !moves_up(graph, &graph->nodes[n])) continue;
     uint32_t source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;
-    if (graph->nodes[source].phase != phase) continue;
     next[n] = first[source];
     first[source] = (uint32_t)n;
   }
   for (size_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
     if (!live[n] || node->phase != phase || mpg_node_is_input(node)) continue;
-    if (moves_up(graph, node) && graph->nodes[mpg_node_inputs(graph, node)[0].node].phase == phase)
-      continue; /* listed directly after its source */
+    if (moves_up(graph, node)) continue;
     order->nodes[order->count++] = (uint32_t)n;
     /* Appends the copies of the node, and in turn the copies of these copies. */
     for (size_t done = order->count - 1; done < order->count; done++)

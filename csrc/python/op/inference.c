@@ -357,6 +357,13 @@ static PyObject *end_recompute(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
   Py_RETURN_NONE;
 }
 
+static PyObject *set_offload(PyObject *Py_UNUSED(module), PyObject *object) {
+  mpg_device_id device = {0};
+  if (object != Py_None && mpg_py_device_id(object, &device) < 0) return NULL;
+  device = mpg_trace_set_offload(device);
+  return device.type ? mpg_py_context(device) : Py_NewRef(Py_None);
+}
+
 /* Converts a group: None if inactive, True if it has no device, else its device as a Context. */
 static PyObject *group_object(mpg_group group) {
   if (!group.active) Py_RETURN_NONE;
@@ -459,6 +466,10 @@ static PyMethodDef methods[] = {
      "Returns the previous one. Ops with the\nnumber of an earlier op draw the same numbers."},
     {"end_recompute", end_recompute, METH_NOARGS,
      "end_recompute()\n--\n\nEnds the section of begin_recompute."},
+    {"set_offload", set_offload, METH_O,
+     "set_offload(ctx)\n--\n\nSets the device that stores, until the backward phase, the values "
+     "that the gradients of ops read\nwhich are traced from now on. None means that they stay. "
+     "Returns the previous device."},
     {"set_group", set_group, METH_O,
      "set_group(group)\n--\n\nSets the device to which this thread moves the inputs of ops: a "
      "Context, the first input's device\n(True), or none (None). Returns the previous group."},

@@ -16,7 +16,7 @@ from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
 from .._tree import division_of, flags_of, structure_changes
 from ..utils import shape_is_known
-from . import grouped, recompute, tracing
+from . import grouped, offload, recompute, tracing
 from .captured import Captured, are_current
 from .input_names import input_names
 from .places import find
@@ -202,6 +202,7 @@ class Signature:
         """Runs the block on traced arrays and returns its results as a flat list."""
         if flags_of(self.block).get("recompute") is True:
             _core.begin_recompute()
+        _core.set_offload(offload.device(flags_of(self.block)))
         division = division_of(self.block)
         if division is not None:
             arrays = division.annotate(arrays)
@@ -337,7 +338,7 @@ class CompiledCall:
         self._flags = {
             name: value
             for name, value in flags.items()
-            if name not in ("backend", "pipeline", "recompute")
+            if name not in ("backend", "pipeline", "recompute", "offload")
         }
         self._flags["budget"] = recompute.limits(flags.get("recompute"))
         self._signatures = {}

@@ -11,6 +11,7 @@ from .._tree import (
     is_hybridized,
     own_parameters,
 )
+from . import offload
 
 # If an attribute's value changes from or to one of these types, traces become invalid, because
 # `places.find` must search the block again.
@@ -23,6 +24,7 @@ def snapshot(blocks):
     return [
         [
             flags_of(block).get("recompute") is True and is_hybridized(block),
+            offload.device(flags_of(block)) if is_hybridized(block) else None,
             group_of(block),
             adapters_of(block),
             division_of(block),

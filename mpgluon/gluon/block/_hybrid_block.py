@@ -13,7 +13,7 @@ from ..._internal.kinds import type_name
 from ...base import MXNetError, MXNetTypeError, is_floating
 from ...context import computes, current_context
 from .._block_path import block_path
-from .._compiled import grouped, recompute, tracing
+from .._compiled import grouped, offload, recompute, tracing
 from .._compiled.call import CompiledCall
 from .._nested import first_context, holds, is_symbolic
 from .._tree import ONE_LAYOUT, Compilable, refuse_partitioned
@@ -115,6 +115,12 @@ class HybridBlock(Block, Compilable):
             from contexts to these, limits the planned memory on each device (shown by `compiled`).
             The compiler then recomputes values to stay within the limit, or raises an error that
             names the bytes needed.
+        offload : dict, optional
+            ``{'activations': ctx}`` stores the values that backward reads on another device until
+            backward copies them back. Results are bitwise
+            the same. Parameters, inputs and outputs of the compiled block, and values with fewer
+            than 1,024 elements stay. It applies to this block, even if it is part of a hybridized
+            block. With ``recompute=True``, the values that are kept are offloaded.
         group2ctx : dict of str to Context, optional
             Devices of the groups, as in `initialize`. Parameters are not moved.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
@@ -150,6 +156,7 @@ class HybridBlock(Block, Compilable):
             raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
         _check_backend("hybridize", flags.get("backend"))
         recompute.limits(flags.get("recompute"))
+        offload.check(flags.get("offload"))
         self._active = bool(active)
         self._flags = dict(flags)
         if pipeline is not None:
@@ -196,12 +203,22 @@ class HybridBlock(Block, Compilable):
             return (self._compiled_call or self._new_call())(args)
         if self._partitioning is not None and tracing.current() is not None:
             args = self._partitioning.annotate_arguments(args)
-        if self._active and self._flags.get("recompute") is True and _core.begin_recompute():
-            try:
-                return self.forward(*args)
-            finally:
-                _core.end_recompute()
+        if self._active and tracing.current() is not None:
+            return self._forward_as_unit(args)
         return self.forward(*args)
+
+    def _forward_as_unit(self, args):
+        """Traces the block with its options `recompute` and `offload`."""
+        device = offload.device(self._flags)
+        former = None if device is None else _core.set_offload(device)
+        region = self._flags.get("recompute") is True and _core.begin_recompute()
+        try:
+            return self.forward(*args)
+        finally:
+            if region:
+                _core.end_recompute()
+            if device is not None:
+                _core.set_offload(former)
 
     def _new_call(self):
         kind = CompiledCall
@@ -467,6 +484,7 @@ _FLAGS = frozenset(
         "exact",
         "pipeline",
         "recompute",
+        "offload",
         "static_alloc",
         "static_shape",
         "inline_limit",
