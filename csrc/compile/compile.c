@@ -644,6 +644,7 @@ static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
   c->exact = options->exact;
   c->unfused = options->unfused;
   c->stages = options->stages;
+  c->offload_elements = options->offload_elements;
   mpg_graph_init(&c->graph);
   mpg_graph_init(&c->original);
   if (!options->carried || !num_inputs) return MPG_OK;

@@ -22,6 +22,7 @@ typedef struct mpg_compile_options {
   uint32_t num_bound; /* number of bound inputs, which come last among the given inputs */
   /* If recording, values are recomputed to stay within this budget. NULL means unlimited. */
   const mpg_memory_budget *budget;
+  int64_t offload_elements; /* the fewest elements of an offloaded value (offloaded_values.h) */
 } mpg_compile_options;
 
 /* Compiles a finished trace. `inputs` are its traced input arrays, without captured ones. Takes

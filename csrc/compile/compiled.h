@@ -161,6 +161,7 @@ typedef struct mpg_compiled {
   /* Per value of the graph: the copy of the value, or of its root, on the device to which the value
    * is offloaded; MPG_NO_VALUE if none. NULL if no value is offloaded. */
   mpg_value *recalled;
+  int64_t offload_elements; /* the fewest elements of an offloaded value */
   /* Per external array of the forward: true if it holds a saved value; NULL for prediction. */
   bool *saved_external;
   mpg_plan plan;

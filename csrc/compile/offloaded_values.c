@@ -71,8 +71,8 @@ mpg_status mpg_compiled_offload(mpg_compiled *c, const mpg_graph *joint, const m
   if (!mpg_offload_wanted(graph, num_nodes)) return MPG_OK;
   mpg_device_id *targets = mpg_workspace_take(&space, num_values, sizeof *targets);
   MPG_GOTO(mpg_workspace_check(&space));
-  MPG_GOTO(mpg_offload_find(joint, num_nodes, roots, c->num_inputs, c->saved, c->external,
-                            MPG_NO_BASE, targets));
+  mpg_offload_limits limits = {c->saved, c->external, c->offload_elements};
+  MPG_GOTO(mpg_offload_find(joint, num_nodes, roots, c->num_inputs, &limits, targets));
   for (size_t v = 0; v < num_values; v++) count += targets[v].type != 0;
   if (count == 0) goto fail;
   MPG_GOTO(make_room(c, count));

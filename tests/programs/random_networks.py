@@ -9,11 +9,13 @@ branches, returns to earlier devices, layers used twice, unused values, captured
 after stopped gradients, several results. It trains for some steps on batches of changing sizes, by
 first gradients or by a penalty on them, and predicts in between. Results of `autograd.grad` are
 overwritten before backward. Eager and exact networks have the same bits on one device and on
-several. So have default networks among themselves, including static memory and recomputation.
+several. So have default networks among themselves, including static memory, recomputation and
+offload of activations.
 """
 
 import os
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -21,6 +23,7 @@ import mpgluon as mx
 from mpgluon import autograd, nd
 from mpgluon._internal import kinds
 from mpgluon.gluon import nn, rnn
+from mpgluon.gluon._compiled import offload
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
 
@@ -300,7 +303,11 @@ class Case:
 
     def run(self, flags, together, numpy=False):
         """Runs the case on arrays of mx.np, or of mx.nd if not `numpy`."""
-        with mx.util.np_shape(numpy), mx.util.np_array(numpy):
+        with (
+            mx.util.np_shape(numpy),
+            mx.util.np_array(numpy),
+            mock.patch.object(offload, "SMALLEST", 1),
+        ):
             return self.train(flags, together)
 
     def train(self, flags, together):
@@ -348,9 +355,10 @@ class Case:
             nd.zeros((1,), ctx=on(d)).wait_to_read()
         exact, default = self.run(None, True), self.run({}, True)
         recompute = {"recompute": True}
+        away = {"offload": {"activations": on(self.seed % (self.devices + 1))}}
         for expected, ways in (
-            (exact, [None, {"exact": True}, {"exact": True, **recompute}]),
-            (default, [{}, {"static_alloc": True}, recompute]),
+            (exact, [None, {"exact": True}, {"exact": True, **recompute}, {"exact": True, **away}]),
+            (default, [{}, {"static_alloc": True}, recompute, away, {**recompute, **away}]),
         ):
             for flags in ways:
                 for together in (True, False):

@@ -21,6 +21,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import autograd, nd
 from mpgluon.gluon import nn
+from mpgluon.gluon._compiled import offload
 from mpgluon.gluon._tree import parameters_by_path
 from mpgluon.parallel import _partition
 
@@ -75,7 +76,8 @@ OWN = {
     "thinned_wide_heads": lambda F, x: wide_heads(F, x, scale=0.5, p=0.3),
 }
 VOCABULARY = 5
-WAYS = [{}, {}, {}, {"static_alloc": True}, {"recompute": True}, None]
+OFFLOADED = {"offload": {"activations": on(18)}}
+WAYS = [{}, {}, {}, {"static_alloc": True}, {"recompute": True}, OFFLOADED, None]
 
 
 class Network(random_networks.Network):
@@ -206,6 +208,8 @@ class Case(random_networks.Case):
         own = f"{self.axes}, {self.plan}, {self.marks}, {self.way}, {self.context}{trees}"
         return f"{super().__str__()}\n  {own}, offload={self.offload}"
 
+    @mock.patch.object(offload, "SMALLEST", 1)
+    @mock.patch.object(_partition, "_SMALLEST", 1)
     def train(self, flags, axes=None, nudge=0.0):
         """Returns results, gradients and parameters of all steps by name. `nudge` is a relative
         change of the inputs."""
@@ -224,8 +228,7 @@ class Case(random_networks.Case):
             options = {"sums": "tree", "leaves": self.leaves} if self.leaves else {}
             if self.devices > 1:
                 options["stages"] = self.stages
-            with mock.patch.object(_partition, "_SMALLEST", 1):
-                mesh.partition(net, plan, **options, context=self.context, offload=self.offload)
+            mesh.partition(net, plan, **options, context=self.context, offload=self.offload)
         if flags is not None:
             net.hybridize(**flags)
         mx.random.seed(self.seed + 1)
@@ -260,6 +263,9 @@ class Case(random_networks.Case):
         # Some networks, such as norms of constants, are ill-conditioned.
         nudged = self.train(self.way, nudge=1e-13)
         assert one.keys() == many.keys()
+        if self.way is OFFLOADED:
+            for name, value in self.train({}, self.axes).items():
+                assert value.tobytes() == many[name].tobytes(), f"bits of {name} differ\n{self}"
         if self.leaves and self.way is not None:
             for name, value in self.train(self.way, self.fewer).items():
                 assert value.tobytes() == many[name].tobytes(), f"bits of {name} differ\n{self}"

@@ -38,15 +38,16 @@ static bool has_plain_views(const mpg_graph *graph, mpg_value value) {
 }
 
 static bool may_move(const mpg_graph *graph, const mpg_node *node, uint32_t value,
-                     mpg_device_id target) {
+                     const mpg_offload_limits *limits, mpg_device_id target) {
   const mpg_graph_value *own = &graph->values[value];
-  return !mpg_node_is_input(node) && !mpg_device_id_equal(own->device, target) &&
-         mpg_shape_size(&own->desc.shape) >= MPG_OFFLOAD_ELEMENTS;
+  return !mpg_node_is_input(node) && limits->external[value] == UINT32_MAX &&
+         !mpg_device_id_equal(own->device, target) &&
+         mpg_shape_size(&own->desc.shape) >= limits->elements;
 }
 
 mpg_status mpg_offload_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots,
-                            size_t num_roots, const bool *saved, const uint32_t *external,
-                            uint32_t inside, mpg_device_id *targets) {
+                            size_t num_roots, const mpg_offload_limits *limits,
+                            mpg_device_id *targets) {
   mpg_workspace space = {0};
   mpg_analysis facts = {0};
   mpg_status status = MPG_OK;
@@ -59,7 +60,7 @@ mpg_status mpg_offload_find(const mpg_graph *joint, size_t num_forward, const mp
     for (uint32_t i = 0; i < node->num_inputs && live[n]; i++) {
       if (!reads_forward(node, inputs[i], num_forward)) continue;
       uint32_t value = mpg_value_index(joint, inputs[i]), root = facts.root[value];
-      if (!node->offload.type || !saved[value] || !has_plain_views(joint, inputs[i]))
+      if (!node->offload.type || !limits->saved[value] || !has_plain_views(joint, inputs[i]))
         stays[root] = true;
       else if (!targets[root].type)
         targets[root] = node->offload;
@@ -68,8 +69,7 @@ mpg_status mpg_offload_find(const mpg_graph *joint, size_t num_forward, const mp
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &joint->nodes[n];
     for (uint32_t v = node->values; v < node->values + node->num_outputs; v++)
-      if (stays[v] || external[v] != inside || facts.written[v] ||
-          !may_move(joint, node, v, targets[v]))
+      if (stays[v] || facts.written[v] || !may_move(joint, node, v, limits, targets[v]))
         targets[v] = (mpg_device_id){0};
   }
 fail:

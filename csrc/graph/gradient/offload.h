@@ -8,7 +8,7 @@
  * copied; the backward phase creates them again. Copies change no bit.
  *
  * Not offloaded are inputs, values in external arrays (outputs), values that are written in place,
- * values of less than MPG_OFFLOAD_ELEMENTS elements, and values that are on the device already.
+ * values with few elements, and values that are on the device already.
  * Threads: callers hold the host lock.
  */
 #ifndef MPG_GRAPH_GRADIENT_OFFLOAD_H
@@ -16,20 +16,23 @@
 
 #include "graph/gradient/recompute.h"
 
-#define MPG_OFFLOAD_ELEMENTS 1024
-
 /* True if one of the first num_forward nodes names a device. */
 bool mpg_offload_wanted(const mpg_graph *graph, size_t num_forward);
 
+/* The values that may be offloaded. Both arrays have one element per forward value. */
+typedef struct mpg_offload_limits {
+  const bool *saved;        /* the backward phase reads the value */
+  const uint32_t *external; /* external array of the value; UINT32_MAX if none */
+  int64_t elements;         /* the fewest elements of an offloaded value */
+} mpg_offload_limits;
+
 /* Chooses the values to offload. The first num_forward nodes of `joint`, which contains its
- * recomputation, are the forward phase, and `roots` are the gradients. `saved` and `external` have
- * one element per forward value: `saved` is true for the values that the backward phase reads, and
- * external[v] is not `inside` if the value is in an external array. `targets` has one element per
- * forward value, initially zero. It receives the device of each value to offload, which is never a
- * view. */
+ * recomputation, are the forward phase, and `roots` are the gradients. `targets` has one element
+ * per forward value, initially zero. It receives the device of each value to offload. Views are not
+ * offloaded, but the values that they are views of. */
 mpg_status mpg_offload_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots,
-                            size_t num_roots, const bool *saved, const uint32_t *external,
-                            uint32_t inside, mpg_device_id *targets);
+                            size_t num_roots, const mpg_offload_limits *limits,
+                            mpg_device_id *targets);
 
 /* Appends a copy of a value to another device. */
 mpg_status mpg_offload_emit(mpg_graph *graph, mpg_value value, mpg_device_id device, bool back,

@@ -10,6 +10,7 @@
 typedef struct cached_op {
   PyObject_HEAD PyObject *trace; /* the function; NULL only while the object is being destroyed */
   bool exact, unfused;
+  int64_t offload_elements; /* the fewest elements of an offloaded value */
   mpg_memory_budget budget; /* owned limits */
   mpg_cache *cache;
   mpg_recompilation recompilation;
@@ -144,7 +145,8 @@ static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs
                                  .exact = self->exact,
                                  .unfused = self->unfused,
                                  .num_bound = inputs->num_bound,
-                                 .budget = &self->budget};
+                                 .budget = &self->budget,
+                                 .offload_elements = self->offload_elements};
   return alive(self) ? mpg_py_trace_and_compile(self->trace, inputs, &options) : NULL;
 }
 
@@ -600,9 +602,13 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return NULL;
   flag = flags != NULL ? PyDict_GetItemString(flags, "fuse") : NULL;
   if (flag != NULL && (fuse = PyObject_IsTrue(flag)) < 0) return NULL;
+  flag = flags != NULL ? PyDict_GetItemString(flags, "offload_elements") : NULL;
+  long long elements = flag != NULL ? PyLong_AsLongLong(flag) : 0;
+  if (elements == -1 && PyErr_Occurred()) return NULL;
   cached_op *self = (cached_op *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
+  self->offload_elements = elements;
   self->exact = exact;
   self->unfused = !fuse;
   self->cache = PyMem_Calloc(1, sizeof *self->cache);

@@ -341,6 +341,7 @@ class CompiledCall:
             if name not in ("backend", "pipeline", "recompute", "offload")
         }
         self._flags["budget"] = recompute.limits(flags.get("recompute"))
+        self._flags["offload_elements"] = offload.SMALLEST
         self._signatures = {}
         self._dropped = 0
         self._changes_seen = structure_changes.count

@@ -6,6 +6,8 @@ from ..._core import Context
 from ...base import MXNetError
 from ...context import computes
 
+SMALLEST = 1024  # activations with fewer elements stay
+
 
 def check(given):
     """Raises an error if the value of the option is invalid. None means that nothing is

@@ -14,6 +14,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, lr_scheduler, nd
 from mpgluon._internal import ranks
 from mpgluon.contrib import amp
+from mpgluon.gluon._compiled import offload
 from mpgluon.parallel import Mesh, Pipeline, ShardedParameter, TrainStep, _partition, schedules
 from programs.features.blocks import TIED, WIDTH, Subject, numbers
 from programs.features.compare import flat, values
@@ -206,10 +207,8 @@ class Run:
             return
         if row["recompute"] == "layers":
             for stage in net.stages:
-                exact = row["exact"] == "exact" or row["way"] in ("eager", "inactive")
-                exact &= row["placement"] not in CHANGING_BITS
-                stage.hybridize(recompute=True, exact=exact)
-        flags = self.options("hybridize")
+                stage.hybridize(recompute=True, exact=self.exact_layers())
+        flags = on_devices(self.options("hybridize"))
         if self.pipelined and row["way"] not in STEPS:
             self.pipeline = flags["pipeline"] = self.make_pipeline()
         if row["way"] in STEPS:
@@ -217,6 +216,14 @@ class Run:
                 net.hybridize(**flags)
         elif row["way"] != "eager":
             net.hybridize(**flags)
+        if row["recompute"] == "offloaded layers":
+            for stage in net.stages:
+                stage.hybridize(offload={"activations": on(3)}, exact=self.exact_layers())
+
+    def exact_layers(self):
+        """Returns the option `exact` of layers with options of their own."""
+        exact = self.row["exact"] == "exact" or self.row["way"] in ("eager", "inactive")
+        return exact and self.row["placement"] not in CHANGING_BITS
 
     def make_pipeline(self, **changed):
         options = {**self.options("Pipeline"), **changed}
@@ -659,6 +666,8 @@ class Run:
             if engine != "async":
                 mx.engine.set_mode(engine, *([3] if engine == "shuffle" else []))
                 stack.callback(mx.engine.set_mode, "async")
+            # The programs' activations are small.
+            stack.enter_context(mock.patch.object(offload, "SMALLEST", 1))
             self.folder = stack.enter_context(common_folder())
             self.net = self.make_network()
             if row["parameters"] == "deferred":

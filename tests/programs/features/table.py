@@ -170,6 +170,9 @@ FACTORS = {
         "kept": {},
         "all": {"hybridize": {"recompute": True}},
         "layers": {},
+        # The number is the index of a device.
+        "offloaded": {"hybridize": {"offload": {"activations": 3}}},
+        "offloaded layers": {},
     },
     "store": {
         "device": {"Trainer": {"kvstore": "device"}},
@@ -306,7 +309,7 @@ MEANINGLESS = rules(
     ({"captured": ["nothing", "NumPy", "NumPy number"]}, {"event": ["longer list"]}),
     ({"way": but("way", *PIPELINED)}, {"pipeline": but("pipeline", "default")}),
     ({"way": ["eager", "inactive"]}, {"exact": ["exact"]}),
-    ({"way": ["eager"]}, {"recompute": ["all"]}),  # an option of `hybridize`
+    ({"way": ["eager"]}, {"recompute": ["all", "offloaded"]}),  # options of `hybridize`
     ({"way": but("way", *ALONG_TIME)}, {"pipeline": ["carry"]}),
     # These placements create each stage's parameters on its device.
     ({"placement": BY_CODE}, {"created": but("created", "net")}),
@@ -448,7 +451,12 @@ REFUSED = [
         COMPILED_WHOLE,
     ),
     (({"way": COMPILED}, {"memory": WRITES}), "hybridize", {}),
-    (({"recompute": ["layers"]}, {"memory": WRITES}), "hybridize", {}),
+    (({"recompute": ["layers", "offloaded layers"]}, {"memory": WRITES}), "hybridize", {}),
+    (
+        ({"way": PIPELINED}, {"recompute": ["offloaded", "offloaded layers"]}),
+        "activations cannot be offloaded in a pipeline",
+        {},
+    ),
     (
         ({"layer": ["row_sparse"]}, {"flow": ["while_loop", "cond"]}),
         "has a row_sparse gradient",
@@ -480,6 +488,11 @@ REFUSED_ON_RANKS = [
     ({"event": ["save_states"]}, "mx.parallel.save", {"optimizer": "adam"}),
     ({"event": ["whole checkpoint"]}, "gather=True needs the arrays of all ranks on one", {}),
     ({"store": ["offloaded"]}, "belongs to a rank; use devices of this process", {}),
+    (
+        {"recompute": ["offloaded", "offloaded layers"]},
+        "cannot be offloaded in a network on devices of ranks",
+        COMPILED_WHOLE,
+    ),
     ({"flow": ["while_loop", "cond"]}, "mx.parallel.fetch", {}),
     ({"flow": ["while_loop", "cond"]}, "mx.parallel.fetch", COMPILED_WHOLE),
 ]
