@@ -2,10 +2,12 @@
 
     python benchmarks/parallel/offload.py [--rounds N] [--case mlp|llama]
 
-The network computes on cpu(0), with one thread. Its optimizer states, or its parameters, are on
-cpu(1). The ways take turns, in a new order in each round; a turn is the fastest of three steps. The
-ratio is the median over the rounds. Memory is the peak of each device in a step, in bytes for each
-parameter, measured in a process of its own.
+The network computes on cpu(0), with one thread. Its optimizer states, its parameters, or the
+activations of its layers are on cpu(1). "recompute" recomputes the activations of layers instead,
+and "recompute, activations" offloads the inputs of these layers. The ways take turns, in a new
+order in each round; a turn is the fastest of three steps. The ratio is the median over the rounds.
+Memory is the peak of each device in a step, in bytes for each parameter, measured in a process of
+its own.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 
 DEVICE, OTHER = mx.cpu(0), mx.cpu(1)
-WAYS = "one device", "states", "parameters"
+WAYS = "one device", "states", "parameters", "activations", "recompute", "recompute, activations"
 
 
 def stepper(case, way):
@@ -34,6 +36,13 @@ def stepper(case, way):
     if way == "parameters":
         mx.parallel.Mesh({"data": 1}, [DEVICE]).partition(net, offload={way: OTHER})
     net.hybridize()
+    of_layers = {}
+    if "recompute" in way:
+        of_layers["recompute"] = True
+    if "activations" in way:
+        of_layers["offload"] = {"activations": OTHER}
+    for layer in getattr(net, "layers", net) if of_layers else ():
+        layer.hybridize(**of_layers)
     loss.hybridize()
     adam = {"learning_rate": 1e-4}
     offload = {way: OTHER} if way == "states" else None

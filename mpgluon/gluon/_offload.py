@@ -70,7 +70,8 @@ class Offload:
         if not isinstance(given, Mapping) or set(given) != {"states"}:
             raise ValueError(
                 "Trainer: offload must be a dict such as {'states': mx.cpu(1)}, not "
-                f"{given!r}; to offload parameters, see Mesh.partition"
+                f"{given!r}; to offload parameters, see Mesh.partition, and to offload "
+                "activations, see HybridBlock.hybridize"
             )
         where = given["states"]
         self.by_device = dict(where) if isinstance(where, Mapping) else {}

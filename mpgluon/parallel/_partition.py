@@ -327,7 +327,8 @@ def device_of_parameters(mesh: Any, offload: Any) -> Context | None:
     if not isinstance(offload, dict) or set(offload) != {"parameters"}:
         raise ValueError(
             "Mesh.partition: offload must be a dict such as {'parameters': mx.cpu(1)}, not "
-            f"{offload!r}; to offload optimizer states alone, see gluon.Trainer"
+            f"{offload!r}; to offload optimizer states alone, see gluon.Trainer, and to offload "
+            "activations, see HybridBlock.hybridize"
         )
     ctx = offload["parameters"]
     if not isinstance(ctx, Context):

@@ -134,7 +134,8 @@ def saved(scope, printed):
 
 
 def offloaded(scope, printed):
-    *used, where = printed.splitlines()
+    *used, where, near, far = printed.splitlines()
+    assert near.startswith("cpu(0) ") and int(near.split()[1]) < int(far.split()[1]) / 3
     used = {ctx: int(count) for ctx, count in map(str.split, used)}
     assert set(used) == {"cpu(0)", "cpu(1)"} and used["cpu(1)"] >= 16 * 8 * 257 * 256
     assert where == "[cpu(1)]"
