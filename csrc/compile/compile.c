@@ -4,7 +4,7 @@
 #include "base/workspace.h"
 #include "compile/compile.h"
 #include "compile/invariants/invariants.h"
-#include "compile/offloaded_values.h"
+#include "compile/saved/offloaded_values.h"
 #include "graph/gradient/gradient_store.h"
 #include "graph/gradient/offload.h"
 #include "graph/partition/partition.h"

@@ -7,7 +7,7 @@
 #define MPG_COMPILE_COMPILE_H
 
 #include "compile/compiled.h"
-#include "compile/recompute_budget.h"
+#include "compile/saved/recompute_budget.h"
 
 typedef struct mpg_compile_options {
   bool recording;

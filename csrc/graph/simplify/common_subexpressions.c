@@ -44,7 +44,7 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
 
 /* True if two nodes compute the same values. Nodes are merged only within one phase and recompute
  * region, because a value of another region would have to be kept for the second reader. Duplicates
- * that were found before regions were assigned (compile/recompute_budget.c) are merged across
+ * that were found before regions were assigned (compile/saved/recompute_budget.c) are merged across
  * regions. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];

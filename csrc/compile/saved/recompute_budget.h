@@ -2,8 +2,8 @@
  *
  * Ownership: the caller owns the budget. Threads: callers hold the host lock.
  */
-#ifndef MPG_COMPILE_RECOMPUTE_BUDGET_H
-#define MPG_COMPILE_RECOMPUTE_BUDGET_H
+#ifndef MPG_COMPILE_SAVED_RECOMPUTE_BUDGET_H
+#define MPG_COMPILE_SAVED_RECOMPUTE_BUDGET_H
 
 #include "compile/compiled.h"
 

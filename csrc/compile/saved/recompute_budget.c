@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/workspace.h"
-#include "compile/recompute_budget.h"
+#include "compile/saved/recompute_budget.h"
 #include "graph/gradient/recompute.h"
 #include "graph/ir/analysis.h"
 

@@ -1,5 +1,5 @@
 /* Offloaded values of a compiled call. */
-#include "compile/offloaded_values.h"
+#include "compile/saved/offloaded_values.h"
 
 #include "base/workspace.h"
 #include "graph/gradient/offload.h"

@@ -3,11 +3,11 @@
  *
  * Threads: callers hold the host lock.
  */
-#ifndef MPG_COMPILE_OFFLOADED_VALUES_H
-#define MPG_COMPILE_OFFLOADED_VALUES_H
+#ifndef MPG_COMPILE_SAVED_OFFLOADED_VALUES_H
+#define MPG_COMPILE_SAVED_OFFLOADED_VALUES_H
 
 #include "compile/compiled.h"
-#include "compile/recompute_budget.h"
+#include "compile/saved/recompute_budget.h"
 #include "graph/gradient/recompute.h"
 
 /* Returns an error if a recorded call combines offload with pipelines, ranks or a budget. */
