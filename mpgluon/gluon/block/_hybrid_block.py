@@ -117,10 +117,11 @@ class HybridBlock(Block, Compilable):
             names the bytes needed.
         offload : dict, optional
             ``{'activations': ctx}`` stores the values that backward reads on another device until
-            backward copies them back. Results are bitwise
-            the same. Parameters, inputs and outputs of the compiled block, and values with fewer
-            than 1,024 elements stay. It applies to this block, even if it is part of a hybridized
-            block. With ``recompute=True``, the values that are kept are offloaded.
+            backward copies them back. Results are bitwise the same. Parameters, inputs and outputs
+            of the compiled block, and values with fewer than 1,024 elements stay. It applies to
+            this block, even if it is part of a hybridized block. With ``recompute=True``, the
+            values that are kept are offloaded. Raises an error in pipelines, on devices of ranks,
+            and with a limit of memory.
         group2ctx : dict of str to Context, optional
             Devices of the groups, as in `initialize`. Parameters are not moved.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
