@@ -51,3 +51,31 @@ def test_devices_hold_their_share_and_the_layers_in_use(shares):
     [entry] = net.compiled()
     for device in entry["devices"].values():
         assert device["planned"]["total"] <= 3.5 * 4 * LAYER
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [1, 1, 1], [3, 1]], ids=str)
+def test_devices_send_their_parts_before_they_compute(shares):
+    """Otherwise, the devices take turns: one waits until the other has computed with the whole."""
+    devices = [on(i) for i in range(len(shares))]
+    net = nn.HybridSequential()
+    for _ in range(5):
+        net.add(nn.Dense(64, activation="relu", in_units=64))
+    net.initialize(ctx=devices[0])
+    axis = len(shares) if len(set(shares)) == 1 else shares
+    mx.parallel.Mesh({"shard": axis}, devices).partition(net)
+    net.hybridize()
+    with autograd.record():
+        y = net(nd.ones((12, 64), ctx=devices[0]))
+    y.backward()
+    [entry] = net.compiled()
+    for device in entry["devices"].values():
+        for phase in ("forward", "backward"):
+            first = {}  # (block, kind of step) -> position
+            for position, step in enumerate(device[phase]):
+                if phase == "forward" or step.get("recomputed"):  # not copies of gradients
+                    kind = "copy" if step["kind"] == "copy" else step.get("op")
+                    first.setdefault((step.get("scope"), kind), position)
+            gathered = [block for block, kind in first if kind == "Concat" and "." in block]
+            assert len(gathered) == (5 if phase == "forward" else 4)
+            for block in gathered:
+                assert first[block, "copy"] < first[block, "Concat"], (phase, block)

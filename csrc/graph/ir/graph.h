@@ -248,6 +248,9 @@ mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *o
 /* Moves each prefetched copy to the position of the preceding prefetched copy between the same
  * devices. The device then receives a stored parameter while it computes with the preceding one. */
 mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order);
+/* Lets devices gather stored parameters at the same time. Each device would otherwise send its part
+ * only after its own computation with the whole, while the others wait. */
+mpg_status mpg_order_together(const mpg_graph *graph, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* Returns the device whose program contains the node. A copy to another device runs on the source
  * device. */

@@ -1,5 +1,7 @@
 /* Chooses the execution order of a phase. A change to the order is accepted only if its memory
  * plan is small enough. */
+#include <string.h>
+
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
@@ -52,6 +54,23 @@ static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, m
   }
 fail:
   for (int i = 0; i < MPG_FASTER_ORDERS; i++) mpg_order_free(&faster[i]);
+  return status;
+}
+
+/* Lets devices gather at the same time, if memory allows. */
+static mpg_status gather_together(const mpg_plan_request *request, mpg_order *order,
+                                  mpg_plan *plan) {
+  size_t size = (order->count + 1) * sizeof *order->nodes;
+  mpg_order other = {.nodes = mpg_malloc(size), .count = order->count};
+  mpg_status status = MPG_OK;
+  bool taken = false;
+  if (!other.nodes) return mpg_out_of_host_memory(size);
+  memcpy(other.nodes, order->nodes, order->count * sizeof *order->nodes);
+  MPG_GOTO(mpg_order_together(request->graph, &other));
+  if (memcmp(other.nodes, order->nodes, order->count * sizeof *order->nodes))
+    MPG_GOTO(take_if_small(request, &other, order, plan, &taken));
+fail:
+  mpg_order_free(&other);
   return status;
 }
 
@@ -240,6 +259,7 @@ static mpg_status improve(const mpg_plan_request *request, bool free_order, mpg_
                           mpg_plan *plan) {
   if (!order->segments) MPG_TRY(mpg_order_prefetch(request->graph, order));
   MPG_TRY(mpg_plan_make(request, plan));
+  if (!order->segments) MPG_TRY(gather_together(request, order, plan));
   if (free_order) MPG_TRY(wait_less(request, order, plan));
   return request->unfused ? MPG_OK : fuse(request, order, plan);
 }

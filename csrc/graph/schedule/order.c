@@ -6,6 +6,7 @@
 #include "base/workspace.h"
 #include "graph/ir/analysis.h"
 #include "graph/schedule/fuse.h"
+#include "graph/schedule/plan.h"
 
 /* True for a copy to another device that is listed directly after the node that computes its
  * source. */
@@ -128,6 +129,78 @@ mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order) {
   }
   mpg_free(order->nodes);
   order->nodes = nodes;
+  return MPG_OK;
+}
+
+/* Numbers of paced copies that devices have received so far. */
+typedef struct receipts {
+  uint32_t count;
+  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
+  size_t received[MPG_MAX_GRAPH_DEVICES];
+} receipts;
+
+static size_t *received(receipts *r, mpg_device_id device) {
+  uint32_t i = 0;
+  while (i < r->count && !mpg_device_id_equal(r->devices[i], device)) i++;
+  if (i == r->count && i < MPG_MAX_GRAPH_DEVICES) {
+    r->devices[r->count++] = device;
+    r->received[i] = 0;
+  }
+  return i < MPG_MAX_GRAPH_DEVICES ? &r->received[i] : NULL;
+}
+
+static mpg_device_id source_device(const mpg_graph *graph, const mpg_node *copy) {
+  return mpg_graph_at(graph, mpg_node_inputs(graph, copy)[0])->device;
+}
+
+/* True for a copy to another device whose source is computed before this phase. */
+static bool is_ready(const mpg_graph *graph, const mpg_node *node) {
+  if (!mpg_node_crosses(graph, node)) return false;
+  const mpg_node *source = &graph->nodes[mpg_node_inputs(graph, node)[0].node];
+  return mpg_node_is_input(source) || source->phase != node->phase;
+}
+
+static bool is_gathered(const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_is_paced(graph, node) && is_ready(graph, node) && !is_prefetched(graph, node);
+}
+
+/* Returns the earliest position for a copy behind the nodes of `order`. A gathered copy waits for
+ * its target, so it moves to the copy with the same number that its source has received, and which
+ * waits for the source. `ahead` is the number of copies that the source has received. Other copies
+ * do not wait. They move to the last gathered copy of their target. */
+static size_t earliest(const mpg_graph *graph, const mpg_order *order, const mpg_node *copy,
+                       size_t number, size_t ahead) {
+  mpg_device_id from = source_device(graph, copy), to = copy->device;
+  bool gathered = is_gathered(graph, copy);
+  for (size_t k = order->count; k > 0; k--) {
+    const mpg_node *node = &graph->nodes[order->nodes[k - 1]];
+    if (!is_gathered(graph, node)) continue;
+    if (!gathered && mpg_device_id_equal(node->device, to)) return k;
+    if (gathered && mpg_device_id_equal(node->device, from) && --ahead == number) return k;
+  }
+  return order->count;
+}
+
+mpg_status mpg_order_together(const mpg_graph *graph, mpg_order *order) {
+  mpg_order made = {.nodes = mpg_malloc((order->count + 1) * sizeof *made.nodes)};
+  receipts all = {0};
+  if (!made.nodes) return mpg_out_of_host_memory(order->count * sizeof *made.nodes);
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    size_t at = made.count;
+    size_t *own = received(&all, node->device),
+           *ahead =
+               mpg_node_crosses(graph, node) ? received(&all, source_device(graph, node)) : NULL;
+    bool gathered = is_gathered(graph, node);
+    if (own && ahead && is_ready(graph, node) && (!gathered || *ahead > *own))
+      at = earliest(graph, &made, node, *own, *ahead);
+    if (own && gathered) ++*own;
+    memmove(made.nodes + at + 1, made.nodes + at, (made.count - at) * sizeof *made.nodes);
+    made.nodes[at] = order->nodes[k];
+    made.count++;
+  }
+  mpg_free(order->nodes);
+  order->nodes = made.nodes;
   return MPG_OK;
 }
 
