@@ -164,7 +164,7 @@ static bool is_gathered(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_is_paced(graph, node) && is_ready(graph, node) && !is_prefetched(graph, node);
 }
 
-/* Returns the earliest position for a copy behind the nodes of `order`. A gathered copy waits for
+/* Returns the earliest position of a copy that is appended to `order`. A gathered copy waits for
  * its target, so it moves to the copy with the same number that its source has received, and which
  * waits for the source. `ahead` is the number of copies that the source has received. Other copies
  * do not wait. They move to the last gathered copy of their target. */
