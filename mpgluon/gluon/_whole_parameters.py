@@ -7,15 +7,21 @@ from typing import Any
 
 from .. import autograd, ndarray as nd
 from ..context import cpu
-from ._tree import children, division_of
+from ._tree import children, division_of, own_parameters, parameters_by_path
 
 
 def _divided(block, prefix=""):
     """Returns path of a whole -> (paths of its parts, `Family`)."""
     found = {}
     division = division_of(block)
-    for name, joined in division.parts.items() if division is not None else ():
-        found[prefix + name] = [prefix + part for part in joined.names], joined.family
+    if division is not None and division.parts:
+        paths = {param: path for path, param in parameters_by_path(block).items()}
+        own = own_parameters(block)
+        for joined in division.parts.values():
+            names = [paths[own[name]] for name in joined.names]
+            parent, dot, first = names[0].rpartition(".")
+            whole = parent + dot + first.removeprefix("shard0_")
+            found[prefix + whole] = [prefix + name for name in names], joined.family
     for name, child in children(block).items():
         found.update(_divided(child, f"{prefix}{name}."))
     return found

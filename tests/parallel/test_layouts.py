@@ -8,7 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
-from mpgluon.gluon import nn
+from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import text, vision
 from mpgluon.parallel import Mesh, layouts
 from support.devices import cpus_only
@@ -218,6 +218,24 @@ def test_losses_and_labels():
     assert {axis for layout in found for axis in layout.axes} == {"data", "shard", "model"}
 
 
+class Listed(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(128, in_units=64)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x[0]) + self.dense(x[1])
+
+
+def test_kinds_of_inputs_and_layers():
+    lstm = nn.HybridSequential()
+    lstm.add(rnn.LSTM(64, 2, bidirectional=True, input_size=32))
+    x = nd.zeros((16, 64))
+    for net, sample in ((Listed(), [[x, x]]), (lstm, nd.zeros((5, 4, 32)))):
+        found = layouts(net, sample, [1e7] * 2, progress=False)
+        assert "shard" in {axis for layout in found for axis in layout.axes}, found.skipped
+
+
 class Selected(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         return F.contrib.boolean_mask(x, x.sum(axis=1))
@@ -233,10 +251,13 @@ def test_invalid_arguments_raise():
         (ValueError, "not '1XB'", (mlp(), x, ["1XB"])),
         (ValueError, "not 0", (mlp(), x, [0])),
         (ValueError, "at most 64", (mlp(), x, ["1GB"] * 65)),
+        (ValueError, "'zzz' does not match", (mlp(), x, ["1GB"] * 2, {"zzz": "model"})),
+        (ValueError, "names the axis 'foo'", (mlp(), x, ["1GB"] * 2, {"0.weight": "foo"})),
         (mx.MXNetError, "is not compiled as a whole", (Selected(), x, ["1GB"])),
     ):
+        plan = arguments[3] if len(arguments) > 3 else None
         with pytest.raises(error, match=what):
-            layouts(*arguments, progress=False)
+            layouts(*arguments[:3], plan=plan, progress=False)
     with pytest.raises(ValueError, match="different Contexts"):
         layouts(mlp(), x, ["1GB"] * 2, devices=[mx.cpu(0)] * 2)
     with pytest.raises(ValueError, match=r"cpu\(40\) has no memory limit"):

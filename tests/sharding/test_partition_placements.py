@@ -5,7 +5,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel
-from mpgluon.gluon import nn
+from mpgluon.gluon import nn, rnn
 from support.devices import on
 from support.meshes import build, check, inputs, trained, values
 
@@ -185,6 +185,20 @@ def test_files_of_blocks_of_units_load_into_plain_parts(tmp_path):
     net.save_parameters(file)
     other.load_parameters(file)
     check(values(other), values(net))
+
+
+def test_files_of_recurrent_layers(tmp_path):
+    file = str(tmp_path / "net.params")
+
+    def make():
+        return rnn.LSTM(8, 2, bidirectional=True, input_size=6, prefix="net_")
+
+    (one, net) = build(make), build(make, {"shard": 2}, {".*(i2h|h2h)_weight": "shard"})
+    net.save_parameters(file)
+    assert set(nd.load(file)) == {*one._collect_params_with_prefix()}
+    one.load_parameters(file)
+    check(values(one), values(net))
+    net.load_parameters(file)
 
 
 @pytest.mark.parametrize("where", ["mpgluon.parallel._partition.set_division", "values"])

@@ -139,9 +139,10 @@ class _RNNLayer(HybridBlock):
             prefix += "."
         found = {}
         for name, param in self._reg_params.items():
-            direction, layer, rest = re.fullmatch(r"([lr])(\d+)_(.+)", name).groups()
+            match = re.fullmatch(r"(shard\d+_)?([lr])(\d+)_(.+)", name)  # see Mesh.partition
+            part, direction, layer, rest = match.groups("")
             cell = f"{direction}_cell." if self._dir == 2 else ""
-            found[f"{prefix}_unfused.{layer}.{cell}{rest}"] = param
+            found[f"{prefix}_unfused.{layer}.{cell}{part}{rest}"] = param
         return found
 
     def cast(self, dtype: DType) -> None:

@@ -314,26 +314,28 @@ def layouts(
             raise MXNetError(
                 f"layouts: '{param.name}' belongs to a layer that is split over devices; {_PLAIN}"
             )
-    inputs = _arrays(sample, "sample")
+    inputs, arrays = _arrays(sample, "sample")
     devices, limits = _places(memory, devices)
     study = _Study(
         net,
-        inputs,
-        (loss, _arrays(labels, "labels") if loss is not None else []),
+        (inputs, arrays),
+        (loss, *(_arrays(labels, "labels") if loss is not None else ((), []))),
         devices,
         limits,
         _state_factor(optimizer, optimizer_params),
         train,
     )
-    tokens = all(a.ndim == 2 and np.issubdtype(a.dtype, np.integer) for a in inputs)
+    tokens = all(a.ndim == 2 and np.issubdtype(a.dtype, np.integer) for a in arrays)
     return study.compare(plan, tokens, progress)
 
 
 def _arrays(given, what):
-    arrays = list(given) if isinstance(given, (list, tuple)) else [given]
+    values = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    arrays: list[Any] = []
+    flatten(values, arrays, f"layouts: {what}")
     if (what == "sample" and not arrays) or not all(isinstance(a, NDArray) for a in arrays):
         raise TypeError(f"layouts: {what} must be an NDArray or a list of NDArrays")
-    return arrays
+    return values, arrays
 
 
 def _places(memory, devices):
@@ -361,6 +363,7 @@ def _places(memory, devices):
             f"layouts: memory must have an entry for each of the {len(devices)} devices, not "
             f"{memory!r}"
         )
+    memory = [int(value) if isinstance(value, float) else value for value in memory]
     limits = [parse_bytes(value) for value in memory]
     if not all(limits):
         wrong = next(value for value, limit in zip(memory, limits) if not limit)
@@ -462,8 +465,9 @@ class _Study:
     """The comparison of all layouts of one network."""
 
     def __init__(self, net, inputs, loss, devices, limits, state_factor, train):
-        self.loss, labels = loss
-        self.inputs, self.labels = inputs, labels
+        self.loss, labels, arrays = loss
+        self.values, self.given = (*inputs[0], *labels), len(inputs[0])
+        self.inputs, self.arrays = inputs[1], [*inputs[1], *arrays]
         self.devices, self.limits = devices, limits
         self.state_factor, self.train = state_factor, train
         self.net, self.shapes = _blank_copy(net), {}
@@ -474,10 +478,9 @@ class _Study:
         )
 
     def _signature(self, net, home):
-        given = [*self.inputs, *self.labels]
-        block = net if self.loss is None else _WithLoss(net, self.loss, len(self.inputs))
-        structure = flatten(tuple(given), [], "The inputs")
-        descs = [(a.shape, a.dtype, home) for a in given]
+        block = net if self.loss is None else _WithLoss(net, self.loss, self.given)
+        structure = flatten(self.values, [], "The inputs")
+        descs = [(a.shape, a.dtype, home) for a in self.arrays]
         return block, Signature(block, net.name, structure, self.train), descs
 
     def evaluate(self, axes, plan, recompute=False):
@@ -664,11 +667,11 @@ class _Study:
             meshes = list(self._meshes(names))
             report = Progress("layouts", len(meshes) + 1, progress)
             least = next(f for f in range(2, count + 1) if count % f == 0)
-            _, model = (
-                self._completed({"model": least}, given)
-                if given is not None
-                else (0, self.search(least))
-            )
+            if given is None:
+                model = self.search(least)
+            else:
+                self.evaluate({"model": least}, given)  # raises errors of the plan
+                _, model = self._completed({"model": least}, given)
             report("search of a plan for the axis model")
             for axes in meshes:
                 report(_name(axes))
