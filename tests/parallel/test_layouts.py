@@ -2,6 +2,7 @@
 layout. Also tests the search for plans, recomputation and errors."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -201,6 +202,8 @@ def test_types_prediction_and_frozen_parameters():
     assert alone.bytes[0].gradients == alone.bytes[0].states == 0
     assert alone.bytes[0].values < whole.bytes[0].values
     net.cast("bfloat16")
+    [plain] = layouts(net, tokens(), ["1GB"], progress=False)
+    assert plain.bytes[0].states == 2 * plain.bytes[0].weights
     options = {"optimizer_params": {"multi_precision": True}, "progress": False}
     [half] = layouts(net, tokens(), ["1GB"], **options)
     assert half.bytes[0].weights * 2 == whole.bytes[0].weights
@@ -227,13 +230,46 @@ class Listed(gluon.HybridBlock):
         return self.dense(x[0]) + self.dense(x[1])
 
 
-def test_kinds_of_inputs_and_layers():
-    lstm = nn.HybridSequential()
-    lstm.add(rnn.LSTM(64, 2, bidirectional=True, input_size=32))
+class Capturing(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.array = nd.ones((64,))
+        self.dense = nn.Dense(128, in_units=64)
+
+    def hybrid_forward(self, F, x, y=None):
+        return self.dense(F.broadcast_mul(x, self.array))
+
+
+def in_sequence(layer):
+    net = nn.HybridSequential()
+    net.add(layer)
+    return net
+
+
+@pytest.mark.parametrize("kind", ["list", "captured", "None", "lstm", "lstm in a network", "np"])
+def test_kinds_of_networks_and_inputs(kind):
     x = nd.zeros((16, 64))
-    for net, sample in ((Listed(), [[x, x]]), (lstm, nd.zeros((5, 4, 32)))):
+    with mx.util.np_shape(kind == "np"), mx.util.np_array(kind == "np"):
+        lstm = rnn.LSTM(64, 2, bidirectional=True, input_size=32)
+        net, sample = {
+            "list": (Listed(), [[x, x]]),
+            "captured": (Capturing(), x),
+            "None": (Capturing(), [x, None]),
+            "lstm": (lstm, nd.zeros((5, 4, 32))),
+            "lstm in a network": (in_sequence(lstm), nd.zeros((5, 4, 32))),
+            "np": (mlp(), mx.np.zeros((16, 64))),
+        }[kind]
         found = layouts(net, sample, [1e7] * 2, progress=False)
-        assert "shard" in {axis for layout in found for axis in layout.axes}, found.skipped
+    assert "shard" in {axis for layout in found for axis in layout.axes}, found.skipped
+
+
+def test_layouts_leave_no_device_idle():
+    """A batch of two rows has no parts for four devices."""
+    found = layouts(mlp(), nd.zeros((2, 64)), ["1GB"] * 4, progress=False)
+    assert all("data" not in layout.axes or layout.axes["data"] == 2 for layout in found)
+    assert "data 4" in found.skipped
+    for layout in found:
+        assert layout.name == "one device" or all(one.total for one in layout.bytes)
 
 
 class Selected(gluon.HybridBlock):
@@ -247,7 +283,9 @@ def test_invalid_arguments_raise():
         (TypeError, "must be a HybridBlock", (nn.Sequential(), x, ["1GB"])),
         (TypeError, "sample must be", (mlp(), [1], ["1GB"])),
         (ValueError, "pass memory=", (mlp(), x)),
-        (ValueError, "an entry for each of the 3 devices", (mlp(), x, "1GB")),
+        (ValueError, "a list with an entry for each device", (mlp(), x, "1GB")),
+        (ValueError, "a list with an entry for each device", (mlp(), x, 10**9)),
+        (TypeError, "plan must be a dict", (mlp(), x, ["1GB"] * 2, "model")),
         (ValueError, "not '1XB'", (mlp(), x, ["1XB"])),
         (ValueError, "not 0", (mlp(), x, [0])),
         (ValueError, "at most 64", (mlp(), x, ["1GB"] * 65)),
@@ -258,6 +296,17 @@ def test_invalid_arguments_raise():
         plan = arguments[3] if len(arguments) > 3 else None
         with pytest.raises(error, match=what):
             layouts(*arguments[:3], plan=plan, progress=False)
+    for error, what, options in (
+        (TypeError, "loss must be a function", {"loss": "l2"}),
+        (TypeError, "must return arrays, not float", {"loss": lambda out: 1.0}),
+        (ValueError, "pass loss=", {"labels": x}),
+    ):
+        with pytest.raises(error, match=what):
+            layouts(mlp(), x, ["1GB"], progress=False, **options)
+    locked = mlp()
+    locked.lock = threading.Lock()
+    with pytest.raises(mx.MXNetError, match="cannot be copied"):
+        layouts(locked, x, ["1GB"], progress=False)
     with pytest.raises(ValueError, match="different Contexts"):
         layouts(mlp(), x, ["1GB"] * 2, devices=[mx.cpu(0)] * 2)
     with pytest.raises(ValueError, match=r"cpu\(40\) has no memory limit"):

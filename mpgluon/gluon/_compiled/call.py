@@ -108,9 +108,10 @@ class Signature:
                 param.finish_deferred_init()
         return traced and (state, traced)
 
-    def _predict(self, discovery, inputs):
+    def _predict(self, discovery, inputs, refusal=None):
         """Traces the block for inputs of the given (shape, dtype, device). The caller must have
-        entered the scope `discovery`. Returns the traced inputs and outputs."""
+        entered the scope `discovery`. Returns the traced inputs and outputs. `refusal` makes the
+        error for a step whose result shapes depend on values."""
         arrays = [discovery.trace.new_input(*desc) for desc in inputs]
         try:
             # A real call enters these scopes before it reaches the compiled block, so the trace
@@ -118,7 +119,7 @@ class Signature:
             with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
                 return arrays, self._forward(arrays)
         except graph_breaks.NeedsValues as error:
-            raise self._no_symbol(error.name) from None
+            raise (refusal or self._no_symbol)(error.name) from None
 
     def output_shapes(self, inputs):
         """Returns the shapes of the block's results for inputs of the given (shape, dtype,
@@ -137,9 +138,9 @@ class Signature:
         discovery = tracing.Discovery()
         recording = autograd.record if self.training else autograd.pause
         with recording(train_mode=self.training), discovery:
-            arrays, outputs = self._predict(discovery, inputs)
+            arrays, outputs = self._predict(discovery, inputs, self._no_program)
             if discovery.splits:
-                raise self._no_symbol(discovery.splits[0])
+                raise self._no_program(discovery.splits[0])
         entry = discovery.trace.compile(
             (*arrays, *discovery.used.values()),
             tuple(outputs),
@@ -180,6 +181,12 @@ class Signature:
                 output_ids,
                 [array.shape for array in outputs],
             )
+
+    def _no_program(self, what):
+        return _core.NotSupportedError(
+            f"{self.path}: it is not compiled as a whole, because {what} runs on the host or has "
+            "a shape that depends on values"
+        )
 
     def _no_symbol(self, what):
         message = (

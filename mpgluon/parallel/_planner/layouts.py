@@ -8,18 +8,21 @@ import contextlib
 import copy
 import itertools
 import math
+import numbers
 import re
+import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ... import initializer, ndarray as nd, optimizer as opt
-from ..._core import pool_block_size
+from ..._core import dtype_name, is_np_array, pool_block_size
 from ..._internal import graph_breaks
+from ..._internal.kinds import is_numpy
 from ..._internal.sizes import bytes_text, parse_bytes
 from ..._internal.tables import Tabular
-from ...base import MXNetError, NotSupportedError
+from ...base import MXNetError
 from ...context import Context, cpu, memory_stats
 from ...gluon._compiled.call import Signature
 from ...gluon._compiled.shardings import Shardings
@@ -265,8 +268,8 @@ def layouts(
     sample : NDArray or list of NDArray
         A whole batch of inputs. Only shapes and dtypes matter.
     memory : list of int or str, optional
-        Bytes on each device, such as ``['24GB', '12GB']``. By default, the limits set by
-        `mx.context.set_memory_limit`, and the memory of GPUs.
+        Bytes on each device, such as ``['24GB', '12GB']``. By default, the limits of `devices`
+        (`mx.context.set_memory_limit`), or the memory of GPUs.
     devices : list of Context, optional
         Devices; by default as many CPU devices as `memory` has entries, in place of others.
     plan : dict, optional
@@ -308,6 +311,14 @@ def layouts(
     if not isinstance(net, HybridBlock):
         raise TypeError(f"layouts: the network must be a HybridBlock, not {type(net).__name__}")
     graph_breaks.refuse_in_trace("layouts")
+    if plan is not None and not isinstance(plan, dict):
+        raise TypeError(
+            f"layouts: plan must be a dict such as {{'.*up.weight': 'model'}}, not {plan!r}"
+        )
+    if loss is not None and not callable(loss):
+        raise TypeError(f"layouts: loss must be a function of outputs and labels, not {loss!r}")
+    if loss is None and not (isinstance(labels, (list, tuple)) and not labels):
+        raise ValueError("layouts: labels are arguments of the loss; pass loss= as well")
     refuse_partitioned(net, "layouts", _PLAIN)
     for param in net.collect_params().values():
         if isinstance(param, HomeParameter):
@@ -342,6 +353,11 @@ def _places(memory, devices):
     """Returns the devices and their bytes, the largest first."""
     if memory is None and devices is None:
         raise ValueError("layouts: pass memory=['24GB', ...], devices=, or both")
+    if memory is not None and (not isinstance(memory, (list, tuple)) or not memory):
+        raise ValueError(
+            "layouts: memory must be a list with an entry for each device, such as ['24GB', "
+            f"'12GB'], not {memory!r}"
+        )
     if devices is None:
         devices = [cpu(i) for i in range(len(memory))]
     devices = [devices] if isinstance(devices, Context) else list(devices)
@@ -358,12 +374,12 @@ def _places(memory, devices):
         )
     if memory is None:
         memory = [_memory_of(ctx) for ctx in devices]
-    if isinstance(memory, (int, str)) or len(memory) != len(devices):
+    if len(memory) != len(devices):
         raise ValueError(
             f"layouts: memory must have an entry for each of the {len(devices)} devices, not "
             f"{memory!r}"
         )
-    memory = [int(value) if isinstance(value, float) else value for value in memory]
+    memory = [int(value) if isinstance(value, numbers.Real) else value for value in memory]
     limits = [parse_bytes(value) for value in memory]
     if not all(limits):
         wrong = next(value for value, limit in zip(memory, limits) if not limit)
@@ -396,7 +412,9 @@ def _state_factor(optimizer, options):
     def factor(dtype):
         if dtype not in found:
             weight = nd.zeros((64, 64), dtype=dtype)
-            states = copy.copy(optimizer).create_state_multi_precision(0, weight)
+            with warnings.catch_warnings():  # of types, which the training will show
+                warnings.simplefilter("ignore")
+                states = copy.copy(optimizer).create_state_multi_precision(0, weight)
             size = sum(math.prod(a.shape) * _width(a.dtype) for a in arrays_of(states))
             found[dtype] = size / (64 * 64 * _width(dtype))
         return found[dtype]
@@ -405,13 +423,20 @@ def _state_factor(optimizer, options):
 
 
 def _width(dtype):
-    return 2 if str(dtype) == "bfloat16" else np.dtype(dtype).itemsize
+    name = dtype_name(dtype)
+    return 2 if name == "bfloat16" else np.dtype(name).itemsize
 
 
 def _blank_copy(net):
     """Returns a copy of a network without values."""
     memo = {id(param): param.blank() for param in net.collect_params().values()}
-    return detached_copy(net, memo)
+    try:
+        return detached_copy(net, memo)
+    except TypeError as error:
+        raise MXNetError(
+            f"layouts: '{net.name}' cannot be copied by copy.deepcopy ({error}); pass a network "
+            "that is written in Python, without attributes that cannot be copied"
+        ) from error
 
 
 def _allocated(entry, ctx):
@@ -449,8 +474,9 @@ def _shares(sizes):
     return [share // common for share in shares]
 
 
-class _WithLoss(HybridBlock):
-    """A network and the loss of its first outputs."""
+class _Called(HybridBlock):
+    """A call of a network, and of a loss if it is not None. The network's `__call__` may add
+    inputs, such as the states of a recurrent layer."""
 
     def __init__(self, net, loss, inputs):
         super().__init__(prefix="")
@@ -458,7 +484,12 @@ class _WithLoss(HybridBlock):
 
     def forward(self, *args):
         outputs = self.net(*args[: self._inputs])
-        return self._loss(outputs, *args[self._inputs :])
+        if self._loss is None:
+            return outputs
+        value = self._loss(outputs, *args[self._inputs :])
+        if not isinstance(value, (NDArray, list, tuple, dict)):
+            raise TypeError(f"layouts: the loss must return arrays, not {type(value).__name__}")
+        return value
 
 
 class _Study:
@@ -478,9 +509,9 @@ class _Study:
         )
 
     def _signature(self, net, home):
-        block = net if self.loss is None else _WithLoss(net, self.loss, self.given)
+        block = _Called(net, self.loss, self.given)
         structure = flatten(self.values, [], "The inputs")
-        descs = [(a.shape, a.dtype, home) for a in self.arrays]
+        descs = [(a.shape, a.dtype, home, is_numpy(a)) for a in self.arrays]
         return block, Signature(block, net.name, structure, self.train), descs
 
     def evaluate(self, axes, plan, recompute=False):
@@ -493,16 +524,21 @@ class _Study:
         layout.partition(net)
         zero = initializer.Zero()
         for param in net.collect_params().values():
+            param.is_numpy = param.is_numpy or is_np_array()
             where = getattr(param, "homes", None) or param.placed or layout.devices[:1]
             param.deferred_init = (zero, list(where), zero, None, None)
         # The signature refers to the block weakly.
         block, signature, descs = self._signature(net, layout.devices[0])
         entry, used = self._compile(layout, net, signature, descs, {})
-        if axes and not layout.sent:
-            raise MXNetError("nothing is divided, because all sizes are too small")
+        divided = {axis for cut in Shardings(entry["shardings"]) for axis in cut["because"]}
+        for axis in axes:
+            if axis not in divided:
+                raise MXNetError(f"nothing can be divided along '{axis}'")
+        if not all(one.total for one in layout.bytes):
+            raise MXNetError("some devices would be idle")
         paths = {param: path for path, param in parameters_by_path(net).items()}
         for index, cut in Shardings.wanted(entry["shardings"]).items():
-            param = used[index]
+            param = used[index] if index < len(used) else None  # captured arrays come last
             if param in paths:
                 layout.wanted[paths[param]] = _entry(param.shape, axes, *cut)
         if recompute and layout.missing:
@@ -519,13 +555,7 @@ class _Study:
     def _compile(self, layout, net, signature, descs, budget):
         """Compiles a divided network, and sets the bytes of its layout. Returns the compiled
         programs, and the parameters among their inputs."""
-        try:
-            entry, used, results = signature.planned(descs, list(budget.items()))
-        except NotSupportedError as error:
-            raise MXNetError(
-                "layouts: the network is not compiled as a whole, because it has steps that run on "
-                f"the host, or shapes that depend on values: {error}"
-            ) from error
+        entry, used, results = signature.planned(descs, list(budget.items()))
         held = {ctx: [0, 0, 0, _allocated(entry, ctx)] for ctx in layout.devices}
         for param in net.collect_params().values():
             if not shape_is_known(param.shape):
@@ -541,7 +571,7 @@ class _Study:
                     held[ctx][1] += size
                     held[ctx][2] += int(size * self.state_factor(param.dtype))
         # Inputs, results, and the gradients of results
-        for shape, dtype, ctx in (*descs, *results, *(results if self.train else ())):
+        for shape, dtype, ctx, *_ in (*descs, *results, *(results if self.train else ())):
             held[ctx][3] += _size(shape, dtype)
         layout.bytes = [Bytes(*held[ctx]) for ctx in layout.devices]
         layout.sent = sum(copied["bytes"] for copied in entry["copies"])
