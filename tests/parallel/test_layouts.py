@@ -1,6 +1,7 @@
 """`mx.parallel.layouts`: the bytes of each layout, from shapes alone, are those of training by this
 layout. Also tests the search for plans, recomputation and errors."""
 
+import functools
 import gc
 import threading
 
@@ -11,8 +12,11 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import text, vision
-from mpgluon.parallel import Mesh, layouts
+from mpgluon.parallel import Mesh, _partition, layouts
+from programs import random_partitions
+from programs.random_partitions import WIDTH
 from support.devices import cpus_only
+from support.meshes import gradients
 
 pytestmark = cpus_only
 DEVICES = [mx.cpu(20 + i) for i in range(4)]  # their pools are not used by other tests
@@ -219,6 +223,37 @@ def test_losses_and_labels():
         mlp(), x, ["1GB"] * 2, loss=loss, labels=nd.zeros((16,)), optimizer="sgd", progress=False
     )
     assert {axis for layout in found for axis in layout.axes} == {"data", "shard", "model"}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_layouts_of_random_networks(seed, monkeypatch):
+    """All layouts compute the same, and their programs have the predicted bytes."""
+    monkeypatch.setattr(_partition, "_SMALLEST", 8)
+    case = random_partitions.Case(seed)
+    case.marks = {}
+    for node in case.nodes:
+        node.device = 0
+    x = nd.array(np.random.RandomState(seed).uniform(-1, 1, (12, WIDTH)), dtype=case.dtype)
+    make = functools.partial(random_partitions.Network, case)
+    if not [*make().collect_params()]:
+        return
+    wanted = None
+    for layout in reversed([*layouts(make(), x, ["1GB"] * 2, progress=False)]):
+        net = make()
+        layout.partition(net)
+        net.hybridize()
+        mx.random.seed(seed)
+        with autograd.record():
+            outputs = net(x)
+            loss = nd.add_n(*[(out * out).mean() for out in outputs])
+        loss.backward()
+        found = [*[out.asnumpy() for out in outputs], *gradients(net).values()]
+        wanted = wanted or found
+        for a, b in zip(found, wanted):
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8 * max(1, np.abs(b).max()))
+        devices = net.compiled()[-1]["devices"]
+        for ctx, one in zip(layout.devices, layout.bytes):
+            assert devices[str(ctx)]["planned"]["total"] <= one.values, layout
 
 
 class Listed(gluon.HybridBlock):
