@@ -90,7 +90,8 @@ class Layout:
     --------
     >>> net = mx.gluon.nn.HybridSequential()
     >>> net.add(mx.gluon.nn.Dense(512, in_units=256), mx.gluon.nn.Dense(256, in_units=512))
-    >>> best = mx.parallel.layouts(net, mx.nd.zeros((32, 256)), ['3MB'] * 2, progress=False).best
+    >>> x = mx.nd.zeros((32, 256))
+    >>> best = mx.parallel.layouts(net, x, ['3MB'] * 2, progress=False).best
     >>> _ = best.partition(net, [mx.cpu(0), mx.cpu(1)])
     >>> net[0].shard1_weight.shape
     (256, 256)
@@ -104,10 +105,13 @@ class Layout:
         limits: list[int],
         shapes: dict[str, tuple[int, ...]],
     ) -> None:
-        self.axes, self.plan, self.devices, self.limits = axes, plan, devices, limits
-        self._shapes = shapes  # of parameters, by path
+        self.axes: dict[str, Any] = axes
+        self.plan: dict[str, Any] | None = plan
+        self.devices: list[Context] = devices
+        self.limits: list[int] = limits
+        self._shapes: dict[str, tuple[int, ...]] = shapes  # of parameters, by path
         self.bytes: list[Bytes] = []
-        self.sent = 0
+        self.sent: int = 0
         self.recompute: dict[Context, int] = {}
         self.wanted: dict[str, tuple[str | None, ...]] = {}
 
@@ -170,7 +174,8 @@ class Layouts(Tabular):
     --------
     >>> net = mx.gluon.nn.HybridSequential()
     >>> net.add(mx.gluon.nn.Dense(512, in_units=256), mx.gluon.nn.Dense(256, in_units=512))
-    >>> found = mx.parallel.layouts(net, mx.nd.zeros((1, 256)), ['3MB'] * 2, progress=False)
+    >>> x = mx.nd.zeros((1, 256))
+    >>> found = mx.parallel.layouts(net, x, ['3MB'] * 2, progress=False)
     >>> [layout.name for layout in found], list(found.skipped)
     (['model 2', 'shard 2', 'one device'], ['data 2'])
     """
@@ -178,8 +183,10 @@ class Layouts(Tabular):
     def __init__(
         self, found: list[Layout], savings: list[str], skipped: dict[str, str], what: str
     ) -> None:
-        self._found, self._savings, self._what = found, savings, what
-        self.skipped = skipped
+        self._found: list[Layout] = found
+        self._savings: list[str] = savings
+        self._what: str = what
+        self.skipped: dict[str, str] = skipped
 
     def __len__(self) -> int:
         return len(self._found)
@@ -304,7 +311,8 @@ def layouts(
     --------
     >>> net = mx.gluon.nn.HybridSequential()
     >>> net.add(mx.gluon.nn.Dense(512, in_units=256), mx.gluon.nn.Dense(256, in_units=512))
-    >>> found = mx.parallel.layouts(net, mx.nd.zeros((32, 256)), ['3MB', '3MB'], progress=False)
+    >>> x = mx.nd.zeros((32, 256))
+    >>> found = mx.parallel.layouts(net, x, ['3MB', '3MB'], progress=False)
     >>> found.best.axes, found.best.plan
     ({'model': 2}, {'0.weight': ('model',), '1.weight': (None, 'model')})
     """
