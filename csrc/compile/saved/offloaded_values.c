@@ -56,8 +56,8 @@ static mpg_status copy_out(mpg_compiled *c, mpg_value value, mpg_device_id devic
   graph->scope = node.scope;
   graph->origin = node.origin;
   graph->train = node.train;
-  MPG_TRY(
-      mpg_offload_emit(graph, value, device, false, &c->recalled[mpg_value_index(graph, value)]));
+  MPG_TRY(mpg_graph_emit_move(graph, value, device, false, false,
+                              &c->recalled[mpg_value_index(graph, value)]));
   memmove(c->traced + edges + 1, c->traced + edges, c->num_outputs * sizeof *c->traced);
   c->traced[edges] = value;
   return MPG_OK;

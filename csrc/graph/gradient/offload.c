@@ -78,15 +78,6 @@ fail:
   return status;
 }
 
-mpg_status mpg_offload_emit(mpg_graph *graph, mpg_value value, mpg_device_id device, bool back,
-                            mpg_value *copy) {
-  mpg_copyto_params params;
-  mpg_params_defaults(&mpg_copyto_table, &params);
-  params.ctx = device;
-  params.paced = params.prefetched = back;
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, value, copy);
-}
-
 /* --- Copying back ----------------------------------------------------------------------------- */
 
 typedef struct recall {
@@ -112,7 +103,8 @@ static mpg_status bring_back(recall *r, const mpg_node *reader, mpg_value value,
     r->result->phase = MPG_PHASE_BACKWARD;
     r->result->scope = reader->scope;
     r->result->origin = reader->origin;
-    MPG_TRY(mpg_offload_emit(r->result, copy, mpg_graph_at(graph, root)->device, true, known));
+    MPG_TRY(
+        mpg_graph_emit_move(r->result, copy, mpg_graph_at(graph, root)->device, true, true, known));
   }
   for (;;) {
     /* The view closest to the root that has no counterpart. */

@@ -34,10 +34,6 @@ mpg_status mpg_offload_find(const mpg_graph *joint, size_t num_forward, const mp
                             size_t num_roots, const mpg_offload_limits *limits,
                             mpg_device_id *targets);
 
-/* Appends a copy of a value to another device. */
-mpg_status mpg_offload_emit(mpg_graph *graph, mpg_value value, mpg_device_id device, bool back,
-                            mpg_value *copy);
-
 /* Copies `joint` to `result`, which is initialized and empty. recalled[v] is the copy of the
  * forward value v, or of the value that v is a view of, on the other device, and MPG_NO_VALUE if v
  * is kept. Backward nodes read copies of these copies instead. Otherwise like mpg_recompute_apply.

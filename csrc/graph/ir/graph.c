@@ -257,6 +257,16 @@ mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *cop
   return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, MPG_NO_VALUE, copy);
 }
 
+mpg_status mpg_graph_emit_move(mpg_graph *graph, mpg_value value, mpg_device_id device, bool paced,
+                               bool prefetched, mpg_value *copy) {
+  mpg_copyto_params params;
+  mpg_params_defaults(&mpg_copyto_table, &params);
+  params.ctx = device;
+  params.paced = paced;
+  params.prefetched = prefetched;
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, value, copy);
+}
+
 mpg_status mpg_graph_emit_full_like(mpg_graph *graph, mpg_value like, double fill,
                                     mpg_value *result) {
   mpg_full_like_params params;

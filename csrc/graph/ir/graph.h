@@ -177,6 +177,10 @@ typedef struct mpg_drawn {
 
 /* Appends a copy of a value on its own device. */
 mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *copy);
+/* Appends a copy of a value to a device. A `paced` copy waits for its target, and its memory is
+ * planned there; a `prefetched` one is sent one copy ahead (mpg_order_prefetch). */
+mpg_status mpg_graph_emit_move(mpg_graph *graph, mpg_value value, mpg_device_id device, bool paced,
+                               bool prefetched, mpg_value *copy);
 /* Appends a constant array with the shape, dtype and device of `like`. */
 mpg_status mpg_graph_emit_full_like(mpg_graph *graph, mpg_value like, double fill,
                                     mpg_value *result);
@@ -248,9 +252,6 @@ mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *o
 /* Moves each prefetched copy to the position of the preceding prefetched copy between the same
  * devices. The device then receives a stored parameter while it computes with the preceding one. */
 mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order);
-/* Lets devices gather stored parameters at the same time. Each device would otherwise send its part
- * only after its own computation with the whole, while the others wait. */
-mpg_status mpg_order_together(const mpg_graph *graph, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* Returns the device whose program contains the node. A copy to another device runs on the source
  * device. */

@@ -23,12 +23,7 @@ static inline mpg_status mpg_expand_move(mpg_expansion *e, mpg_value value, mpg_
   *result = value;
   if (mpg_device_id_equal(from.device, device)) return MPG_OK;
   e->bytes += mpg_desc_bytes(&from.desc);
-  mpg_copyto_params params;
-  mpg_params_defaults(&mpg_copyto_table, &params);
-  params.ctx = device;
-  params.paced = paced;
-  params.prefetched = paced && e->prefetches;
-  return mpg_graph_emit(e->target, mpg_op_get(MPG_OP__copyto), &params, &value, 1, value, result);
+  return mpg_graph_emit_move(e->target, value, device, paced, paced && e->prefetches, result);
 }
 
 /* --- Trees (tree.c) --------------------------------------------------------------------------- */

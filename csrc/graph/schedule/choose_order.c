@@ -66,7 +66,7 @@ static mpg_status gather_together(const mpg_plan_request *request, mpg_order *or
   bool taken = false;
   if (!other.nodes) return mpg_out_of_host_memory(size);
   memcpy(other.nodes, order->nodes, order->count * sizeof *order->nodes);
-  MPG_GOTO(mpg_order_together(request->graph, &other));
+  MPG_GOTO(mpg_order_together(request->graph, plan, &other));
   if (memcmp(other.nodes, order->nodes, order->count * sizeof *order->nodes))
     MPG_GOTO(take_if_small(request, &other, order, plan, &taken));
 fail:

@@ -16,15 +16,25 @@ static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
   return !mpg_node_is_input(source) && source->phase == node->phase;
 }
 
+/* True for a copy to another device whose source is computed before this phase. */
+static bool is_ready(const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_crosses(graph, node) && !moves_up(graph, node);
+}
+
 static bool is_prefetched(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_is_paced(graph, node) && !moves_up(graph, node) &&
+  return is_ready(graph, node) && mpg_node_is_paced(graph, node) &&
          ((const mpg_copyto_params *)node->params)->prefetched;
+}
+
+/* True for a copy of a part that is gathered with other parts. */
+static bool is_gathered(const mpg_graph *graph, const mpg_node *node) {
+  return is_ready(graph, node) && mpg_node_is_paced(graph, node) &&
+         !((const mpg_copyto_params *)node->params)->prefetched;
 }
 
 static bool same_route(const mpg_graph *graph, const mpg_node *a, const mpg_node *b) {
   return mpg_device_id_equal(a->device, b->device) &&
-         mpg_device_id_equal(mpg_graph_at(graph, mpg_node_inputs(graph, a)[0])->device,
-                             mpg_graph_at(graph, mpg_node_inputs(graph, b)[0])->device);
+         mpg_device_id_equal(mpg_node_runs_on(graph, a), mpg_node_runs_on(graph, b));
 }
 
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
@@ -132,69 +142,37 @@ mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order) {
   return MPG_OK;
 }
 
-/* Numbers of paced copies that devices have received so far. */
-typedef struct receipts {
-  uint32_t count;
-  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
-  size_t received[MPG_MAX_GRAPH_DEVICES];
-} receipts;
-
-static size_t *received(receipts *r, mpg_device_id device) {
-  uint32_t i = 0;
-  while (i < r->count && !mpg_device_id_equal(r->devices[i], device)) i++;
-  if (i == r->count && i < MPG_MAX_GRAPH_DEVICES) {
-    r->devices[r->count++] = device;
-    r->received[i] = 0;
-  }
-  return i < MPG_MAX_GRAPH_DEVICES ? &r->received[i] : NULL;
-}
-
-static mpg_device_id source_device(const mpg_graph *graph, const mpg_node *copy) {
-  return mpg_graph_at(graph, mpg_node_inputs(graph, copy)[0])->device;
-}
-
-/* True for a copy to another device whose source is computed before this phase. */
-static bool is_ready(const mpg_graph *graph, const mpg_node *node) {
-  if (!mpg_node_crosses(graph, node)) return false;
-  const mpg_node *source = &graph->nodes[mpg_node_inputs(graph, node)[0].node];
-  return mpg_node_is_input(source) || source->phase != node->phase;
-}
-
-static bool is_gathered(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_is_paced(graph, node) && is_ready(graph, node) && !is_prefetched(graph, node);
-}
-
 /* Returns the earliest position of a copy that is appended to `order`. A gathered copy waits for
  * its target, so it moves to the copy with the same number that its source has received, and which
  * waits for the source. `ahead` is the number of copies that the source has received. Other copies
  * do not wait. They move to the last gathered copy of their target. */
 static size_t earliest(const mpg_graph *graph, const mpg_order *order, const mpg_node *copy,
                        size_t number, size_t ahead) {
-  mpg_device_id from = source_device(graph, copy), to = copy->device;
   bool gathered = is_gathered(graph, copy);
-  for (size_t k = order->count; k > 0; k--) {
+  mpg_device_id receiver = gathered ? mpg_node_runs_on(graph, copy) : copy->device;
+  size_t k = order->count;
+  for (; k > 0; k--) {
     const mpg_node *node = &graph->nodes[order->nodes[k - 1]];
-    if (!is_gathered(graph, node)) continue;
-    if (!gathered && mpg_device_id_equal(node->device, to)) return k;
-    if (gathered && mpg_device_id_equal(node->device, from) && --ahead == number) return k;
+    if (!mpg_device_id_equal(node->device, receiver) || !is_gathered(graph, node)) continue;
+    if (!gathered || --ahead == number) break;
   }
-  return order->count;
+  return k;
 }
 
-mpg_status mpg_order_together(const mpg_graph *graph, mpg_order *order) {
+mpg_status mpg_order_together(const mpg_graph *graph, const mpg_plan *plan, mpg_order *order) {
   mpg_order made = {.nodes = mpg_malloc((order->count + 1) * sizeof *made.nodes)};
-  receipts all = {0};
+  size_t received[MPG_MAX_GRAPH_DEVICES] = {0}; /* gathered copies so far, per device */
   if (!made.nodes) return mpg_out_of_host_memory(order->count * sizeof *made.nodes);
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
     size_t at = made.count;
-    size_t *own = received(&all, node->device),
-           *ahead =
-               mpg_node_crosses(graph, node) ? received(&all, source_device(graph, node)) : NULL;
-    bool gathered = is_gathered(graph, node);
-    if (own && ahead && is_ready(graph, node) && (!gathered || *ahead > *own))
-      at = earliest(graph, &made, node, *own, *ahead);
-    if (own && gathered) ++*own;
+    if (is_ready(graph, node) && !is_prefetched(graph, node)) {
+      size_t *own = &received[mpg_plan_slot(plan, node->device)],
+             ahead = received[mpg_plan_slot(plan, mpg_node_runs_on(graph, node))];
+      bool gathered = is_gathered(graph, node);
+      if (gathered ? ahead > *own : *own > 0) at = earliest(graph, &made, node, *own, ahead);
+      *own += gathered;
+    }
     memmove(made.nodes + at + 1, made.nodes + at, (made.count - at) * sizeof *made.nodes);
     made.nodes[at] = order->nodes[k];
     made.count++;

@@ -90,6 +90,10 @@ void mpg_plan_free(mpg_plan *plan);
 size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device);
 /* Returns the slot of a device, or UINT32_MAX if the plan does not contain it. */
 uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device);
+/* Lets devices gather stored parameters at the same time. Each device would otherwise send its part
+ * only after its own computation with the whole, while the others wait. `plan` is a plan of the
+ * order, for the numbers of its devices. */
+mpg_status mpg_order_together(const mpg_graph *graph, const mpg_plan *plan, mpg_order *order);
 /* True for a node that needs no kernel because its output is at the location of its input. */
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node);
 

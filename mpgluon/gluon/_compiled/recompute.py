@@ -1,18 +1,25 @@
 """The option ``recompute`` of `HybridBlock.hybridize`."""
 
+import re
+
 from ... import _core
-from ..._internal.sizes import parse_bytes
 from ...base import MXNetError
 
 
 def _bytes(value):
-    size = parse_bytes(value)
-    if size is None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", value.upper())
+        if isinstance(value, str)
+        else None
+    )
+    if match is None:
         raise MXNetError(
             "hybridize: recompute must be True, False, a number of bytes, a string such as "
             f"'64MB', or a dict from contexts to bytes, not {value!r}"
         )
-    return size
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
 
 
 def limits(value):
