@@ -242,14 +242,15 @@ static mpg_status collect(expansion *e, const fetching *f, int axis, mpg_coordin
   return emit_join(e, parts, count, &digit, result);
 }
 
-/* Reports that an input of the graph, which is whole, is used in parts. */
+/* Reports that an input of the graph, which is whole, is used in parts, for the first part. */
 static void report_want(expansion *e, const fetching *f) {
   const mpg_partition_request *request = e->p->request;
   mpg_text *text = request->report;
   size_t i = 0;
+  if (!text || mpg_mesh_index(f->mesh, f->place)) return;
   while (i < request->num_inputs && mpg_value_index(e->p->graph, request->inputs[i]) != f->value)
     i++;
-  if (!text || i == request->num_inputs) return;
+  if (i == request->num_inputs) return;
   for (int m = 0; m < f->mesh->num_axes; m++) {
     const mpg_cut *cut = &f->want->cuts[m];
     if (cut->on)
