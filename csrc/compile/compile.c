@@ -598,18 +598,38 @@ fail:
 
 /* --- Compilation ------------------------------------------------------------------------------ */
 
+/* Allocates a backward for gradients of all outputs, which writes those of all inputs. */
+static mpg_status new_whole_backward(const mpg_compiled *c, mpg_compiled_backward **b) {
+  MPG_TRY(new_backward(c, b));
+  (*b)->train = true;
+  for (uint32_t i = 0; i < c->num_outputs; i++) (*b)->arrives[i] = true;
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    (*b)->places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  mpg_status status = find_reached(c, *b);
+  if (status != MPG_OK) mpg_compiled_backward_free(*b);
+  return status;
+}
+
+mpg_status mpg_compiled_make_whole_backward(mpg_compiled *c) {
+  mpg_compiled_backward *b;
+  MPG_TRY(new_whole_backward(c, &b));
+  mpg_status status = make_backward(c, b);
+  if (status != MPG_OK) {
+    mpg_compiled_backward_free(b);
+    return status;
+  }
+  b->next = c->backwards;
+  c->backwards = b;
+  return MPG_OK;
+}
+
 /* Plans both phases without lowering them. Passed to mpg_compiled_fit. */
 static mpg_status measure(mpg_compiled *c, mpg_plan *plan) {
   mpg_order order = {0};
   mpg_compiled_backward *b;
   bool made;
   mpg_status status = MPG_OK;
-  MPG_TRY(new_backward(c, &b));
-  b->train = true;
-  for (uint32_t i = 0; i < c->num_outputs; i++) b->arrives[i] = true;
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    b->places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
-  MPG_GOTO(find_reached(c, b));
+  MPG_TRY(new_whole_backward(c, &b));
   MPG_GOTO(find_saved(c));
   MPG_GOTO(plan_forward(c, &order));
   MPG_GOTO(try_backward(c, b, true, false, &made));

@@ -36,5 +36,8 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
 mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives,
                                      const bool *summed, const uint8_t *places, bool retain,
                                      bool train, mpg_compiled_backward **backward);
+/* Compiles the backward programs of a training step: for gradients of all outputs, and for all
+ * inputs that need one. */
+mpg_status mpg_compiled_make_whole_backward(mpg_compiled *compiled);
 
 #endif

@@ -368,9 +368,16 @@ int mpg_py_cached_op_init(PyObject *module);
  * exception set on failure. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs,
                                        const mpg_compile_options *options);
-/* Fills a memory budget from a list of (Context or None, bytes). The caller frees budget->limits
- * with PyMem_Free, even on failure. Returns -1 with an exception set on failure. */
-int mpg_py_memory_budget(PyObject *list, mpg_memory_budget *budget);
+/* Sets the options and the budget, which are zero, by the flags of a CachedOp: a dict, or NULL. The
+ * caller frees budget->limits with PyMem_Free, even on failure. Returns -1 with an exception set on
+ * failure. */
+int mpg_py_compile_options(PyObject *flags, mpg_compile_options *options,
+                           mpg_memory_budget *budget);
+/* Compiles a trace that has ended, from tuples of its traced inputs and results. If options->wanted
+ * is NULL, the inputs of the call determine which need gradients; `call` is NULL otherwise. Returns
+ * a new reference, or NULL with an exception set. */
+mpg_compiled *mpg_py_compile_trace(mpg_trace *trace, PyObject *inputs, PyObject *results,
+                                   const mpg_inputs *call, const mpg_compile_options *options);
 bool mpg_py_is_cached_op(PyObject *object); /* true for a CachedOp without bound arrays */
 /* Calls the CachedOp `op`, which must not have bound arrays, and compiles it first if necessary.
  * `outputs` are empty structs that receive the results. */

@@ -9,9 +9,8 @@
 
 typedef struct cached_op {
   PyObject_HEAD PyObject *trace; /* the function; NULL only while the object is being destroyed */
-  bool exact, unfused;
-  int64_t offload_elements; /* the fewest elements of an offloaded value */
-  mpg_memory_budget budget; /* owned limits */
+  mpg_compile_options options;   /* by the flags */
+  mpg_memory_budget budget;      /* owned limits */
   mpg_cache *cache;
   mpg_recompilation recompilation;
   PyObject *bound;    /* tuple of arrays appended to the inputs of every call; NULL if none */
@@ -72,10 +71,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   return args;
 }
 
-/* Compiles the trace. If given->wanted is NULL, derives it from the inputs in `call`: while
- * recording, an input needs a gradient if one may flow through its tape node. */
-static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
-                                     const mpg_inputs *call, const mpg_compile_options *given) {
+mpg_compiled *mpg_py_compile_trace(mpg_trace *trace, PyObject *args, PyObject *results,
+                                   const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
   mpg_compiled *compiled = NULL;
   mpg_array *inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
@@ -84,7 +81,7 @@ static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject 
   if (inputs == NULL || outputs == NULL || wanted == NULL) {
     PyErr_NoMemory();
   } else {
-    for (uint32_t i = 0; i < num_inputs; i++)
+    for (uint32_t i = 0; call && i < num_inputs; i++)
       wanted[i] = given->recording && mpg_cache_wants(mpg_inputs_at(call, i));
     for (Py_ssize_t i = 0; i < num_inputs; i++)
       inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
@@ -125,7 +122,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
   }
   mpg_trace_end(trace);
   mpg_autograd_set_recording(recording);
-  if (results != NULL) compiled = compile_outputs(trace, args, results, inputs, options);
+  if (results != NULL) compiled = mpg_py_compile_trace(trace, args, results, inputs, options);
   Py_XDECREF(results);
   Py_XDECREF(args);
   mpg_trace_release(trace);
@@ -140,13 +137,10 @@ static bool alive(const cached_op *self) {
 
 static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording,
                                        bool lean) {
-  mpg_compile_options options = {.recording = recording,
-                                 .lean = lean,
-                                 .exact = self->exact,
-                                 .unfused = self->unfused,
-                                 .num_bound = inputs->num_bound,
-                                 .budget = &self->budget,
-                                 .offload_elements = self->offload_elements};
+  mpg_compile_options options = self->options;
+  options.recording = recording;
+  options.lean = lean;
+  options.num_bound = inputs->num_bound;
   return alive(self) ? mpg_py_trace_and_compile(self->trace, inputs, &options) : NULL;
 }
 
@@ -543,7 +537,8 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *Py_UNUSED(unused)) 
 
 /* --- The type --------------------------------------------------------------------------------- */
 
-int mpg_py_memory_budget(PyObject *list, mpg_memory_budget *budget) {
+/* Fills a memory budget from a list of (Context or None, bytes). */
+static int take_budget(PyObject *list, mpg_memory_budget *budget) {
   static const char form[] = "'budget' must be a list of (Context or None, bytes)";
   PyObject *items = mpg_py_items(list, form);
   if (items == NULL) return -1;
@@ -575,6 +570,24 @@ done:
   return result;
 }
 
+int mpg_py_compile_options(PyObject *flags, mpg_compile_options *options,
+                           mpg_memory_budget *budget) {
+  int exact = 0, fuse = 1;
+  options->budget = budget;
+  if (flags == NULL) return 0;
+  PyObject *flag = PyDict_GetItemString(flags, "exact");
+  if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return -1;
+  flag = PyDict_GetItemString(flags, "fuse");
+  if (flag != NULL && (fuse = PyObject_IsTrue(flag)) < 0) return -1;
+  flag = PyDict_GetItemString(flags, "offload_elements");
+  options->offload_elements = flag != NULL ? PyLong_AsLongLong(flag) : 0;
+  if (options->offload_elements == -1 && PyErr_Occurred()) return -1;
+  options->exact = exact;
+  options->unfused = !fuse;
+  flag = PyDict_GetItemString(flags, "budget");
+  return flag != NULL ? take_budget(flag, budget) : 0;
+}
+
 static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) {
   return bind_arrays((cached_op *)object, arrays, false);
 }
@@ -597,27 +610,15 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
                  Py_TYPE(trace)->tp_name);
     return NULL;
   }
-  int exact = 0, fuse = 1;
-  PyObject *flag = flags != NULL ? PyDict_GetItemString(flags, "exact") : NULL;
-  if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return NULL;
-  flag = flags != NULL ? PyDict_GetItemString(flags, "fuse") : NULL;
-  if (flag != NULL && (fuse = PyObject_IsTrue(flag)) < 0) return NULL;
-  flag = flags != NULL ? PyDict_GetItemString(flags, "offload_elements") : NULL;
-  long long elements = flag != NULL ? PyLong_AsLongLong(flag) : 0;
-  if (elements == -1 && PyErr_Occurred()) return NULL;
   cached_op *self = (cached_op *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
-  self->offload_elements = elements;
-  self->exact = exact;
-  self->unfused = !fuse;
   self->cache = PyMem_Calloc(1, sizeof *self->cache);
   if (self->cache == NULL) {
     Py_DECREF(self);
     return PyErr_NoMemory();
   }
-  flag = flags != NULL ? PyDict_GetItemString(flags, "budget") : NULL;
-  if (flag != NULL && mpg_py_memory_budget(flag, &self->budget) < 0) {
+  if (mpg_py_compile_options(flags, &self->options, &self->budget) < 0) {
     Py_DECREF(self);
     return NULL;
   }

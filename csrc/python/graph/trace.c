@@ -358,101 +358,44 @@ static PyObject *trace_keep_bounds(PyObject *object, PyObject *Py_UNUSED(unused)
   Py_RETURN_NONE;
 }
 
-/* Compiles a trace that has ended, and the backward pass for gradients of all outputs. The inputs
- * need no memory. Returns a new reference, or NULL with an exception set. */
-static mpg_compiled *compile_ended(mpg_trace *trace, PyObject *inputs, PyObject *outputs,
-                                   PyObject *wanted, mpg_compile_options *options) {
-  Py_ssize_t num_inputs = PyTuple_GET_SIZE(inputs), num_outputs = PyTuple_GET_SIZE(outputs);
-  mpg_compiled *compiled = NULL;
-  mpg_compiled_backward *backward;
-  bool *flags = NULL, *arrives = NULL, *summed = NULL;
-  uint8_t *places = NULL;
-  mpg_array *in = PyMem_Calloc((size_t)num_inputs + 1, sizeof *in);
-  mpg_array **out = PyMem_Calloc((size_t)num_outputs + 1, sizeof *out);
-  flags = PyMem_Calloc((size_t)num_inputs + 1, sizeof *flags);
-  arrives = PyMem_Calloc((size_t)num_outputs + 1, sizeof *arrives);
-  if (in == NULL || out == NULL || flags == NULL || arrives == NULL) {
-    PyErr_NoMemory();
-    goto done;
-  }
-  for (Py_ssize_t i = 0; i < num_inputs; i++) {
-    mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(inputs, i), "Trace.compile");
-    if (array == NULL) goto done;
-    in[i] = *array; /* borrowed */
-    int needs = PyObject_IsTrue(PyTuple_GET_ITEM(wanted, i));
-    if (needs < 0) goto done;
-    flags[i] = needs;
-  }
-  for (Py_ssize_t i = 0; i < num_outputs; i++) {
-    out[i] = mpg_py_expect_array(PyTuple_GET_ITEM(outputs, i), "Trace.compile");
-    if (out[i] == NULL) goto done;
-    arrives[i] = true;
-  }
-  options->wanted = flags;
-  options->recording = memchr(flags, true, (size_t)num_inputs) != NULL;
-  mpg_status status =
-      mpg_compile(trace, in, (uint32_t)num_inputs, out, (uint32_t)num_outputs, options, &compiled);
-  if (status != MPG_OK) {
-    mpg_py_raise(status);
-    compiled = NULL;
-    goto done;
-  }
-  if (!compiled->recording) goto done;
-  places = PyMem_Calloc((size_t)compiled->num_inputs + 1, sizeof *places);
-  summed = PyMem_Calloc((size_t)compiled->num_inputs + 1, sizeof *summed);
-  if (places == NULL || summed == NULL) {
-    PyErr_NoMemory();
-    goto fail;
-  }
-  for (uint32_t i = 0; i < compiled->num_inputs; i++)
-    places[i] = compiled->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
-  status = mpg_compiled_get_backward(compiled, arrives, summed, places, false, true, &backward);
-  if (status == MPG_OK) goto done;
-  mpg_py_raise(status);
-fail:
-  mpg_compiled_release(compiled);
-  compiled = NULL;
-done:
-  PyMem_Free(in);
-  PyMem_Free(out);
-  PyMem_Free(flags);
-  PyMem_Free(arrives);
-  PyMem_Free(places);
-  PyMem_Free(summed);
-  return compiled;
-}
-
-static PyObject *trace_compile(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"inputs", "outputs", "wanted", "bound", "exact", "budget", NULL};
+static PyObject *trace_compile(PyObject *object, PyObject *args) {
   py_trace *self = (py_trace *)object;
-  PyObject *inputs, *outputs, *wanted, *budget = NULL, *result = NULL;
-  unsigned bound = 0;
-  int exact = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|IpO:compile", names, &PyTuple_Type,
-                                   &inputs, &PyTuple_Type, &outputs, &PyTuple_Type, &wanted, &bound,
-                                   &exact, &budget))
+  PyObject *inputs, *outputs, *wanted, *flags, *result = NULL;
+  unsigned bound;
+  if (!PyArg_ParseTuple(args, "O!O!O!IO!:compile", &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+                        &PyTuple_Type, &wanted, &bound, &PyDict_Type, &flags))
     return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(inputs);
   if (self->trace == NULL || self->begun) {
     PyErr_SetString(mpg_py->errors[MPG_ERROR], "Trace.compile: the trace has not ended");
     return NULL;
   }
-  if (PyTuple_GET_SIZE(wanted) != PyTuple_GET_SIZE(inputs) ||
-      bound > (size_t)PyTuple_GET_SIZE(inputs)) {
+  if (PyTuple_GET_SIZE(wanted) != count || bound > (size_t)count) {
     PyErr_SetString(PyExc_ValueError, "Trace.compile: 'wanted' or 'bound' does not fit the inputs");
     return NULL;
   }
-  mpg_memory_budget limits = {0};
-  mpg_compile_options options = {.exact = exact, .num_bound = bound, .budget = &limits};
-  if (budget == NULL || mpg_py_memory_budget(budget, &limits) == 0) {
-    mpg_compiled *compiled = compile_ended(self->trace, inputs, outputs, wanted, &options);
-    if (compiled != NULL) {
-      mpg_cache_entry entry = {
-          .train = mpg_autograd_training(), .recording = compiled->recording, .compiled = compiled};
-      result = mpg_py_describe_call(&entry);
-    }
-    mpg_compiled_release(compiled);
+  for (Py_ssize_t i = 0; i < count + PyTuple_GET_SIZE(outputs); i++) {
+    PyObject *item = i < count ? PyTuple_GET_ITEM(inputs, i) : PyTuple_GET_ITEM(outputs, i - count);
+    if (mpg_py_expect_array(item, "Trace.compile") == NULL) return NULL;
   }
-  PyMem_Free(limits.limits);
+  bool *needs = PyMem_Calloc((size_t)count + 1, sizeof *needs);
+  if (needs == NULL) return PyErr_NoMemory();
+  mpg_memory_budget budget = {0};
+  mpg_compile_options options = {.num_bound = bound, .wanted = needs};
+  for (Py_ssize_t i = 0; i < count; i++)
+    options.recording |= needs[i] = PyTuple_GET_ITEM(wanted, i) == Py_True;
+  mpg_compiled *compiled = NULL;
+  if (mpg_py_compile_options(flags, &options, &budget) == 0)
+    compiled = mpg_py_compile_trace(self->trace, inputs, outputs, NULL, &options);
+  if (compiled != NULL) {
+    mpg_status status = compiled->recording ? mpg_compiled_make_whole_backward(compiled) : MPG_OK;
+    mpg_cache_entry entry = {
+        .train = compiled->recording, .recording = compiled->recording, .compiled = compiled};
+    result = status == MPG_OK ? mpg_py_describe_call(&entry) : mpg_py_raise(status);
+  }
+  mpg_compiled_release(compiled);
+  PyMem_Free(budget.limits);
+  PyMem_Free(needs);
   return result;
 }
 
@@ -480,12 +423,13 @@ static PyMethodDef trace_methods[] = {
     {"forget_moves", trace_forget_moves, METH_NOARGS,
      "forget_moves()\n--\n\nDiscards the cached moves of arrays between groups, so that later uses "
      "move them with new copies."},
-    {"compile", (PyCFunction)(void (*)(void))trace_compile, METH_VARARGS | METH_KEYWORDS,
-     "compile(inputs, outputs, wanted, bound=0, exact=False, budget=[])\n--\n\nCompiles a trace "
-     "that "
-     "has ended, for inputs of which the last `bound` are parameters, and\nthose with a true value "
-     "in `wanted` need gradients. Returns a dict such as those of\n`CachedOp.compiled`. Nothing "
-     "runs, so the inputs need no memory."},
+    {"compile", trace_compile, METH_VARARGS,
+     "compile(inputs, outputs, wanted, bound, flags)\n--\n\nCompiles a trace that has ended, and "
+     "the "
+     "backward pass for all outputs. The last `bound` inputs are\nparameters, and those with True "
+     "in "
+     "`wanted` need gradients. `flags` are those of a CachedOp.\nReturns a dict such as those of "
+     "`CachedOp.compiled`. Nothing runs, so the inputs need no memory."},
     {"cut", trace_cut, METH_VARARGS,
      "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None "
      "if there are none. Its outputs are the live values among\ntheir results, or those contained "

@@ -128,11 +128,11 @@ class Signature:
         with autograd.pause(train_mode=self.training), discovery:
             return [array.shape for array in self._predict(discovery, inputs)[1]]
 
-    def planned(self, inputs, budget):
+    def planned(self, inputs, flags):
         """Returns the compiled programs (see `CompiledPrograms`) for inputs of the given (shape,
         dtype, device), the list of their inputs (None for an input of the block, or a parameter),
         and the (shape, dtype, device) of the results. Nothing is called, so neither inputs nor
-        parameters need memory. `budget` is a result of `recompute.limits`.
+        parameters need memory. `flags` is a dict of `HybridBlock.hybridize`'s options.
 
         Raises NotSupportedError if the block has host operations."""
         discovery = tracing.Discovery()
@@ -148,8 +148,8 @@ class Signature:
                 *[False] * len(arrays),
                 *[self.training and param.grad_req != "null" for param, _ in discovery.used],
             ),
-            bound=len(discovery.used),
-            budget=budget,
+            len(discovery.used),
+            core_flags(flags),
         )
         used = [*[None] * len(arrays), *[param for param, _ in discovery.used]]
         return entry, used, [(array.shape, array.dtype, array.context) for array in outputs]
@@ -327,6 +327,16 @@ class Signature:
             return self._forward(arrays)
 
 
+def core_flags(flags):
+    """Converts the options of `HybridBlock.hybridize` to the flags of a `_core.CachedOp`."""
+    others = ("backend", "pipeline", "recompute", "offload")
+    return {
+        **{name: value for name, value in flags.items() if name not in others},
+        "budget": recompute.limits(flags.get("recompute")),
+        "offload_elements": offload.SMALLEST,
+    }
+
+
 def _weakly(method):
     """Returns a function that calls a bound method through a weak reference, so it does not keep
     the method's object alive."""
@@ -342,13 +352,7 @@ class CompiledCall:
 
     def __init__(self, block, flags):
         self._block_reference = weakref.ref(block)
-        self._flags = {
-            name: value
-            for name, value in flags.items()
-            if name not in ("backend", "pipeline", "recompute", "offload")
-        }
-        self._flags["budget"] = recompute.limits(flags.get("recompute"))
-        self._flags["offload_elements"] = offload.SMALLEST
+        self._flags = core_flags(flags)
         self._signatures = {}
         self._dropped = 0
         self._changes_seen = structure_changes.count
