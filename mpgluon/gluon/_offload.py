@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
 from .._core import exposed, sum_replicas, versions, write_ticks
+from .._internal.offloading import target
 from ..base import MXNetError
 from ..context import Context, computes
 
@@ -67,13 +68,7 @@ class Offload:
 
     def __init__(self, given: Any) -> None:
         self.copies: dict[int, Copies] = {}
-        if not isinstance(given, Mapping) or set(given) != {"states"}:
-            raise ValueError(
-                "Trainer: offload must be a dict such as {'states': mx.cpu(1)}, not "
-                f"{given!r}; to offload parameters, see Mesh.partition, and to offload "
-                "activations, see HybridBlock.hybridize"
-            )
-        where = given["states"]
+        where = target("Trainer", "states", given)
         self.by_device = dict(where) if isinstance(where, Mapping) else {}
         self.default = None if self.by_device else where
         for ctx in [*self.by_device, *self.by_device.values()] or [where]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import autograd, initializer, ndarray as nd, random
 from .._core import random_state
+from .._internal.offloading import target
 from ..base import MXNetError
 from ..context import Context, computes
 from ..gluon._nested import flatten, regroup
@@ -324,13 +325,7 @@ def device_of_parameters(mesh: Any, offload: Any) -> Context | None:
     """Returns the device that the argument `offload` of `Mesh.partition` names."""
     if offload is None:
         return None
-    if not isinstance(offload, dict) or set(offload) != {"parameters"}:
-        raise ValueError(
-            "Mesh.partition: offload must be a dict such as {'parameters': mx.cpu(1)}, not "
-            f"{offload!r}; to offload optimizer states alone, see gluon.Trainer, and to offload "
-            "activations, see HybridBlock.hybridize"
-        )
-    ctx = offload["parameters"]
+    ctx = target("Mesh.partition", "parameters", offload)
     if not isinstance(ctx, Context):
         raise TypeError(
             f"Mesh.partition: offload={{'parameters': ...}} must be a device, not {ctx!r}"

@@ -287,7 +287,7 @@ def test_pinned_memory():
     "offload, error, text",
     [
         (mx.cpu(2), ValueError, r"a dict such as \{'parameters': mx.cpu\(1\)\}"),
-        ({"states": mx.cpu(2)}, ValueError, "optimizer states alone, see gluon.Trainer"),
+        ({"states": mx.cpu(2)}, ValueError, "optimizer states by gluon.Trainer"),
         ({"parameters": "cpu"}, TypeError, "must be a device, not 'cpu'"),
         ({"parameters": on(0)}, mx.MXNetError, "is a device of the mesh; use another device"),
     ],

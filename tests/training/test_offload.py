@@ -315,7 +315,7 @@ def test_pinned_memory():
     "offload, error, text",
     [
         (mx.cpu(1), ValueError, r"a dict such as \{'states': mx.cpu\(1\)\}, not cpu\(1\)"),
-        ({"parameters": mx.cpu(1)}, ValueError, "to offload parameters, see Mesh.partition"),
+        ({"parameters": mx.cpu(1)}, ValueError, "parameters by Mesh.partition"),
         ({"states": "cpu"}, TypeError, "must be a device, or a dict .* not 'cpu'"),
         ({"states": {mx.cpu(0): 1}}, TypeError, "must be a device, or a dict"),
     ],

@@ -428,7 +428,7 @@ def test_failed_allocations_leave_a_usable_network():
     "value, error, text",
     [
         ({"states": AWAY}, ValueError, "hybridize: offload must be a dict such as"),
-        ({**OFFLOAD, "parameters": AWAY}, ValueError, "to offload parameters, see Mesh.partition"),
+        ({**OFFLOAD, "parameters": AWAY}, ValueError, "parameters by Mesh.partition"),
         (AWAY, ValueError, "hybridize: offload must be a dict such as"),
         ({"activations": "cpu(1)"}, TypeError, "must be a device, not 'cpu"),
         ({"activations": None}, TypeError, "must be a device, not None"),

@@ -1,8 +1,7 @@
 """The option ``offload`` of `HybridBlock.hybridize`."""
 
-from collections.abc import Mapping
-
 from ..._core import Context
+from ..._internal.offloading import target
 from ...base import MXNetError
 from ...context import computes
 
@@ -14,13 +13,7 @@ def check(given):
     offloaded."""
     if given is None:
         return
-    if not isinstance(given, Mapping) or set(given) != {"activations"}:
-        raise ValueError(
-            "hybridize: offload must be a dict such as {'activations': mx.cpu(1)}, not "
-            f"{given!r}; to offload optimizer states, see gluon.Trainer, and to offload "
-            "parameters, see Mesh.partition"
-        )
-    ctx = given["activations"]
+    ctx = target("hybridize", "activations", given)
     if not isinstance(ctx, Context):
         raise TypeError(f"hybridize: offload={{'activations': ...}} must be a device, not {ctx!r}")
     if ctx.rank is not None:
