@@ -187,6 +187,25 @@ def test_files_of_blocks_of_units_load_into_plain_parts(tmp_path):
     check(values(other), values(net))
 
 
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_files_of_shared_weights(deduplicate, tmp_path):
+    file = str(tmp_path / "net.params")
+
+    def make():
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(8, in_units=8))
+            net.add(nn.Dense(8, in_units=8, params=net[0].params))
+        return net
+
+    net, other = (build(make, {"model": 2}, {"0.weight": axes}) for axes in ("model", "model:2"))
+    net.save_parameters(file, deduplicate=deduplicate)
+    assert len(nd.load(file)) == (2 if deduplicate else 4)
+    for loaded in (other, build(make)):
+        loaded.load_parameters(file)
+        check(values(loaded), values(net))
+
+
 def test_files_of_recurrent_layers(tmp_path):
     file = str(tmp_path / "net.params")
 
