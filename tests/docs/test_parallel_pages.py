@@ -36,9 +36,9 @@ def chosen(scope, printed):
     assert advice == [
         ("one device", "fits"),
         ("one device", "fits with"),
-        ("model 2", "fits with"),
+        ("shard 7:3", "fits with"),
         ("shard 4", "fits"),
-        ("shard 4", "lacks 17"),
+        ("shard 4", "lacks 18"),
     ]
 
 

@@ -1,5 +1,5 @@
-"""`mx.parallel.layouts`: the bytes of each layout, from shapes alone, are those of training by this
-layout. Also tests the search for plans, recomputation and errors."""
+"""`mx.parallel.layouts`: training by a layout needs the predicted bytes. Also tests the search for
+plans, recomputation and errors."""
 
 import functools
 import gc
@@ -65,7 +65,7 @@ def trained(net, layout, x, devices=DEVICES):
     before = [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
     layout.partition(net, devices)
     net.initialize(mx.init.Uniform(0.05), ctx=None if layout.axes else devices[0])
-    net.hybridize(recompute=dict(zip(devices, layout.recompute.values())) or None)
+    net.hybridize(recompute=layout.recompute(devices))
     x = x.as_in_context(devices[0])
     trainer = None
     for step in range(3):
@@ -83,7 +83,16 @@ def trained(net, layout, x, devices=DEVICES):
     return y.asnumpy(), [peak - base for peak, base in zip(peaks, before)]
 
 
+@pytest.fixture(scope="module")
+def used_devices():
+    """A device allocates the workspace of its kernels once, with the first products."""
+    [layout] = layouts(mlp(), nd.zeros((16, 64)), ["1GB"], devices=DEVICES[:1], progress=False)
+    for ctx in DEVICES:
+        trained(mlp(), layout, nd.zeros((16, 64)), [ctx])
+
+
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.usefixtures("used_devices")
 @pytest.mark.parametrize("memory", [["1GB"] * 2, ["3GB", "1GB"], ["1GB"] * 4], ids=len)
 def test_bytes_are_those_of_training(name, memory):
     make, x = NETWORKS[name]
@@ -165,8 +174,9 @@ def test_unequal_devices_get_shares_by_memory():
     need = layouts(llama(), tokens(), ["1GB"], progress=False)[0].bytes[0].total
     found = layouts(llama(), tokens(), [need * 3 // 10, need * 9 // 10], progress=False)
     best = found.best
-    assert best.axes["shard"][0] > 2 * best.axes["shard"][1] and best.fits
-    assert best.devices == [mx.cpu(1), mx.cpu(0)]  # the largest first
+    assert best.axes["shard"][1] > 2 * best.axes["shard"][0] and best.fits
+    turned = layouts(llama(), tokens(), [need * 9 // 10, need * 3 // 10], progress=False).best
+    assert turned.axes["shard"][0] > 2 * turned.axes["shard"][1] and turned.fits
     assert found[-1].missing > 0
 
 
@@ -174,7 +184,8 @@ def test_recomputation_is_tried_if_nothing_fits():
     [alone] = layouts(llama(6), tokens(), ["1GB"], progress=False)
     limit = alone.bytes[0].total - alone.bytes[0].values // 5
     [layout] = layouts(llama(6), tokens(), [limit], progress=False)
-    assert layout.fits and layout.recompute
+    assert layout.fits and layout.recompute([mx.gpu(3)]) == {mx.gpu(3): layout.budget[0]}
+    assert alone.recompute() is False
     _, [peak] = trained(llama(6), layout, tokens())
     assert peak <= 1.03 * limit
     assert "recompute" in repr(layout)
@@ -186,6 +197,28 @@ def test_networks_that_do_not_fit():
     with pytest.raises(mx.MXNetError, match=r"does not fit on 2 devices.* lacks [\d.]+ MB"):
         _ = found.best
     assert "<table>" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "flags", [{"exact": True}, {"recompute": True}, {"offload": True}], ids=str
+)
+def test_flags_of_hybridize_count(flags):
+    """The programs are those of the hybridized network."""
+    flags = {"offload": {"activations": mx.cpu(30)}} if "offload" in flags else flags
+    net = llama()
+    net.hybridize(**flags)
+    [layout] = layouts(net, tokens(), ["1GB"], devices=DEVICES[:1], progress=False)
+    other = llama()
+    other.initialize(ctx=DEVICES[0])
+    other.hybridize(**flags)
+    with autograd.record():
+        y = other(tokens().as_in_context(DEVICES[0]))
+    y.backward()
+    planned = other.compiled()[-1]["devices"][str(DEVICES[0])]["planned"]["total"]
+    assert planned <= layout.bytes[0].values <= 1.13 * (planned + 12 * y.size)
+    if "offload" in flags:
+        [plain] = layouts(llama(), tokens(), ["1GB"], progress=False)
+        assert layout.bytes[0].values < 0.9 * plain.bytes[0].values
 
 
 @pytest.mark.parametrize(
@@ -321,8 +354,8 @@ def test_invalid_arguments_raise():
         (ValueError, "a list with an entry for each device", (mlp(), x, "1GB")),
         (ValueError, "a list with an entry for each device", (mlp(), x, 10**9)),
         (TypeError, "plan must be a dict", (mlp(), x, ["1GB"] * 2, "model")),
-        (ValueError, "not '1XB'", (mlp(), x, ["1XB"])),
-        (ValueError, "not 0", (mlp(), x, [0])),
+        (ValueError, "memory must be .* not '1XB'", (mlp(), x, ["1XB"])),
+        (ValueError, "memory must be positive, not 0", (mlp(), x, [0])),
         (ValueError, "at most 64", (mlp(), x, ["1GB"] * 65)),
         (ValueError, "'zzz' does not match", (mlp(), x, ["1GB"] * 2, {"zzz": "model"})),
         (ValueError, "names the axis 'foo'", (mlp(), x, ["1GB"] * 2, {"0.weight": "foo"})),
@@ -362,3 +395,7 @@ def test_limits_of_devices_are_the_default():
     finally:
         mx.context.set_memory_limit(ctx, 0)
     assert layout.limits == [2**20]
+    [layout] = layouts(mlp(), nd.zeros((4, 64)), {ctx: "3MB"}, progress=False)
+    assert layout.devices == [ctx] and layout.limits == [3 * 10**6]
+    with pytest.raises(ValueError, match="each of the devices"):
+        layouts(mlp(), nd.zeros((4, 64)), {ctx: "3MB"}, devices=[mx.cpu(0)])

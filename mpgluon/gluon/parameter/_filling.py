@@ -49,3 +49,9 @@ class Fillable:
         made = {ctx: nd.empty(self._shape, ctx=ctx, dtype=self.dtype) for ctx in devices}
         arrays = {ctx: kinds.of_kind(array, self.is_numpy) for ctx, array in made.items()}
         return list(arrays.values()), lambda: self._hold_data(arrays, self.grad_req)
+
+
+def defer(param: Any, devices: Any) -> None:
+    """Makes a parameter without values usable in traces on these devices."""
+    param.is_numpy = param.is_numpy or _core.is_np_array()
+    param.deferred_init = ("zeros", list(devices), "zeros", None, None)

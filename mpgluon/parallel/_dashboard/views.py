@@ -6,6 +6,7 @@ import dataclasses
 import html
 import math
 
+from ..._internal.sizes import byte_text
 from .._pipeline.report import COLORS
 from .samples import IDLE, WINDOW, DeviceView
 
@@ -39,20 +40,11 @@ class Snapshot:
         return "; ".join(parts)
 
 
-def size(number: int) -> str:
-    """Formats a number of bytes."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError("unreachable")
-
-
 def memory_text(view: DeviceView) -> str:
     """Formats the bytes in use, with the limit or the peak."""
     if view.limit:
-        return f"{size(view.in_use)} of {size(view.limit)}"
-    return f"{size(view.in_use)}, peak {size(view.peak)}"
+        return f"{byte_text(view.in_use)} of {byte_text(view.limit)}"
+    return f"{byte_text(view.in_use)}, peak {byte_text(view.peak)}"
 
 
 def as_text(snapshot: Snapshot, width: int = 80) -> list[str]:

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import itertools
 import math
-import numbers
 import re
 import warnings
 from fractions import Fraction
@@ -16,19 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ... import initializer, ndarray as nd, optimizer as opt
-from ..._core import dtype_name, is_np_array, pool_block_size
-from ..._internal import graph_breaks
+from ... import ndarray as nd, optimizer as opt
+from ..._core import pool_block_size
+from ..._internal import domain, graph_breaks
 from ..._internal.kinds import is_numpy
-from ..._internal.sizes import bytes_text, parse_bytes
+from ..._internal.sizes import byte_text
 from ..._internal.tables import Tabular
-from ...base import MXNetError
-from ...context import Context, cpu, memory_stats
+from ...base import MXNetError, itemsize
+from ...context import Context, cpu, gpu_memory_info
 from ...gluon._compiled.call import Signature
 from ...gluon._compiled.shardings import Shardings
 from ...gluon._nested import flatten
-from ...gluon._tree import parameters_by_path, refuse_partitioned
+from ...gluon._tree import flags_of, parameters_by_path, refuse_partitioned
 from ...gluon.block import HybridBlock
+from ...gluon.parameter._filling import defer
 from ...gluon.utils import shape_is_known
 from ...ndarray import NDArray
 from ...optimizer._nested_states import arrays_of
@@ -37,6 +37,7 @@ from .._partition import is_divided_by_default
 from .._tensor_parallel.parameters import HomeParameter
 from ..collectives import divide
 from .layer_measurement import Progress, detached_copy
+from .rank_measurement import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,14 +76,16 @@ class Layout:
         The axes of the mesh, as for `Mesh`. Empty for one device.
     plan : dict or None
         The plan for `Mesh.partition`.
+    devices : list of Context
+        The devices of the mesh, in the order in which `layouts` was given them.
     bytes : list of Bytes
         For each device: its ``weights``, ``gradients``, optimizer ``states`` and ``values``
         (activations and temporary memory), and their ``total``.
     sent : int
         Bytes that are copied between devices in a step.
-    recompute : dict
-        Context -> bytes: the argument `recompute` of `HybridBlock.hybridize`, if the layout only
-        fits with it. Otherwise empty.
+    budget : list of int
+        For each device, the bytes that compiled programs may use, if the layout only fits with
+        recomputation. Otherwise empty. See `recompute`.
     wanted : dict
         Path -> entry of a plan for the parameters that are used in parts, but stored whole.
 
@@ -112,7 +115,7 @@ class Layout:
         self._shapes: dict[str, tuple[int, ...]] = shapes  # of parameters, by path
         self.bytes: list[Bytes] = []
         self.sent: int = 0
-        self.recompute: dict[Context, int] = {}
+        self.budget: list[int] = []
         self.wanted: dict[str, tuple[str | None, ...]] = {}
 
     @property
@@ -143,9 +146,17 @@ class Layout:
         """The mesh in words, such as ``data 2, shard 4``."""
         return _name(self.axes)
 
+    def recompute(self, devices: Sequence[Context] | None = None) -> dict[Context, int] | bool:
+        """Returns the argument `recompute` for `HybridBlock.hybridize`: False if the layout fits
+        without, or limits of bytes. Pass the same `devices` as to `partition`."""
+        if not self.budget:
+            return False
+        return dict(zip(self.devices if devices is None else devices, self.budget))
+
     def partition(self, net: HybridBlock, devices: Sequence[Context] | None = None) -> HybridBlock:
         """Divides a network by this layout (`Mesh.partition`), and completes the shapes of its
-        parameters. Returns the network."""
+        parameters. `devices` replace its devices, in the same order. Returns the
+        network."""
         for path, param in parameters_by_path(net).items():
             if not shape_is_known(param.shape) and path in self._shapes:
                 param.shape = self._shapes[path]
@@ -155,12 +166,12 @@ class Layout:
 
     def __repr__(self) -> str:
         largest, state = self.largest, "fits"
-        if self.recompute:
+        if self.budget:
             state = "fits with recompute"
         if not self.fits:
-            state = f"lacks {bytes_text(self.missing)}"
+            state = f"lacks {byte_text(self.missing)}"
         return (
-            f"Layout({self.name}: {bytes_text(largest.total)} on the fullest device, {state}; "
+            f"Layout({self.name}: {byte_text(largest.total)} on the fullest device, {state}; "
             f"plan={self.plan})"
         )
 
@@ -210,7 +221,7 @@ class Layouts(Tabular):
         if not first.fits:
             raise MXNetError(
                 f"layouts: the network does not fit on {_counted(len(first.limits))}: the best "
-                f"layout ({first.name}) lacks {bytes_text(first.missing)} on a device. Use more "
+                f"layout ({first.name}) lacks {byte_text(first.missing)} on a device. Use more "
                 "devices, smaller batches, adapters (LoRA), or leave the optimizer's states on the "
                 "host (Trainer(offload=...))"
             )
@@ -218,16 +229,13 @@ class Layouts(Tabular):
 
     def _parts(self):
         rows = [
-            (
-                *("layouts", "weights", "gradients", "states", "values"),
-                *("total", "sent", ""),
-            )
+            ("layouts", "weights", "gradients", "states", "values", "total", "sent", ""),
         ]
         for one in self._found:
-            state = "recompute" if one.recompute and one.fits else ""
-            state = state if one.fits else f"lacks {bytes_text(one.missing)}"
+            state = "recompute" if one.budget and one.fits else ""
+            state = state if one.fits else f"lacks {byte_text(one.missing)}"
             largest = one.largest
-            rows.append((one.name, *map(bytes_text, (*largest, largest.total, one.sent)), state))
+            rows.append((one.name, *map(byte_text, (*largest, largest.total, one.sent)), state))
         skipped = [f"  not possible: {name}: {why}" for name, why in self.skipped.items()]
         return [self._what, rows, *self._savings, *skipped]
 
@@ -248,7 +256,7 @@ def _counted(count):
 def layouts(
     net: HybridBlock,
     sample: NDArray | Sequence[NDArray],
-    memory: Sequence[int | str] | None = None,
+    memory: Sequence[float | str] | dict[Context, float | str] | None = None,
     *,
     devices: Sequence[Context] | None = None,
     plan: dict[str, Any] | None = None,
@@ -274,9 +282,9 @@ def layouts(
         Network, initialized or not. It stays unchanged.
     sample : NDArray or list of NDArray
         A whole batch of inputs. Only shapes and dtypes matter.
-    memory : list of int or str, optional
-        Bytes on each device, such as ``['24GB', '12GB']``. By default, the limits of `devices`
-        (`mx.context.set_memory_limit`), or the memory of GPUs.
+    memory : list or dict of numbers or str, optional
+        Bytes on each device, such as ``['24GB', '12GiB']``, or by Context. By default, the limits
+        of `devices` (`mx.context.set_memory_limit`), or the memory of GPUs.
     devices : list of Context, optional
         Devices; by default as many CPU devices as `memory` has entries, in place of others.
     plan : dict, optional
@@ -333,38 +341,44 @@ def layouts(
             raise MXNetError(
                 f"layouts: '{param.name}' belongs to a layer that is split over devices; {_PLAIN}"
             )
-    inputs, arrays = _arrays(sample, "sample")
-    devices, limits = _places(memory, devices)
     study = _Study(
         net,
-        (inputs, arrays),
-        (loss, *(_arrays(labels, "labels") if loss is not None else ((), []))),
-        devices,
-        limits,
+        _listed(sample),
+        loss,
+        _listed(labels),
+        *_places(memory, devices),
         _state_factor(optimizer, optimizer_params),
         train,
     )
-    tokens = all(a.ndim == 2 and np.issubdtype(a.dtype, np.integer) for a in arrays)
-    return study.compare(plan, tokens, progress)
+    return study.compare(plan, progress)
 
 
-def _arrays(given, what):
-    values = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+def _listed(given):
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _flat(values, what):
+    """Returns the arrays in nested values."""
     arrays: list[Any] = []
     flatten(values, arrays, f"layouts: {what}")
     if (what == "sample" and not arrays) or not all(isinstance(a, NDArray) for a in arrays):
         raise TypeError(f"layouts: {what} must be an NDArray or a list of NDArrays")
-    return values, arrays
+    return arrays
 
 
 def _places(memory, devices):
-    """Returns the devices and their bytes, the largest first."""
+    """Returns the devices and their bytes."""
+    if isinstance(memory, dict):
+        if devices is not None and set(memory) != set(devices):
+            raise ValueError("layouts: memory must have an entry for each of the devices")
+        devices = list(memory) if devices is None else devices
+        memory = [memory[ctx] for ctx in devices]
     if memory is None and devices is None:
         raise ValueError("layouts: pass memory=['24GB', ...], devices=, or both")
     if memory is not None and (not isinstance(memory, (list, tuple)) or not memory):
         raise ValueError(
             "layouts: memory must be a list with an entry for each device, such as ['24GB', "
-            f"'12GB'], not {memory!r}"
+            f"'12GB'], or a dict of Context to bytes, not {memory!r}"
         )
     if devices is None:
         devices = [cpu(i) for i in range(len(memory))]
@@ -381,34 +395,26 @@ def _places(memory, devices):
             "the batch over groups of devices (data parallelism), and pass the devices of one group"
         )
     if memory is None:
-        memory = [_memory_of(ctx) for ctx in devices]
+        memory = _memory_of(devices)
     if len(memory) != len(devices):
         raise ValueError(
             f"layouts: memory must have an entry for each of the {len(devices)} devices, not "
             f"{memory!r}"
         )
-    memory = [int(value) if isinstance(value, numbers.Real) else value for value in memory]
-    limits = [parse_bytes(value) for value in memory]
-    if not all(limits):
-        wrong = next(value for value, limit in zip(memory, limits) if not limit)
-        raise ValueError(
-            f"layouts: memory must be numbers of bytes, or strings such as '24GB', not {wrong!r}"
-        )
-    order = sorted(range(len(devices)), key=lambda i: -limits[i])
-    return [devices[i] for i in order], [limits[i] for i in order]
+    return devices, [int(domain.byte_count("layouts", "memory", value)) for value in memory]
 
 
-def _memory_of(ctx):
-    limit = memory_stats(ctx)["limit"]
-    if not limit and ctx.device_type == "gpu":
-        from ...context import gpu_memory_info
-
-        limit = gpu_memory_info(ctx.device_id)[1]
-    if not limit:
-        raise ValueError(
-            f"layouts: {ctx} has no memory limit; pass memory=, or call mx.context.set_memory_limit"
-        )
-    return limit
+def _memory_of(devices):
+    limits = limits_of(devices)
+    for ctx in devices:
+        if ctx not in limits and ctx.device_type == "gpu":
+            limits[ctx] = gpu_memory_info(ctx.device_id)[1]
+        if ctx not in limits:
+            raise ValueError(
+                f"layouts: {ctx} has no memory limit; pass memory=, or call "
+                "mx.context.set_memory_limit"
+            )
+    return [limits[ctx] for ctx in devices]
 
 
 def _state_factor(optimizer, options):
@@ -423,16 +429,11 @@ def _state_factor(optimizer, options):
             with warnings.catch_warnings():  # of types, which the training will show
                 warnings.simplefilter("ignore")
                 states = copy.copy(optimizer).create_state_multi_precision(0, weight)
-            size = sum(math.prod(a.shape) * _width(a.dtype) for a in arrays_of(states))
-            found[dtype] = size / (64 * 64 * _width(dtype))
+            size = sum(math.prod(a.shape) * itemsize(a.dtype) for a in arrays_of(states))
+            found[dtype] = size / (64 * 64 * itemsize(dtype))
         return found[dtype]
 
     return factor
-
-
-def _width(dtype):
-    name = dtype_name(dtype)
-    return 2 if name == "bfloat16" else np.dtype(name).itemsize
 
 
 def _blank_copy(net):
@@ -460,7 +461,7 @@ def _allocated(entry, ctx):
 
 def _size(shape, dtype):
     """Returns the bytes of the block that a pool gives to an array."""
-    return pool_block_size(math.prod(shape) * _width(dtype))
+    return pool_block_size(math.prod(shape) * itemsize(dtype))
 
 
 def _entry(shape, axes, axis, dim, blocks, unit):
@@ -503,21 +504,28 @@ class _Called(HybridBlock):
 class _Study:
     """The comparison of all layouts of one network."""
 
-    def __init__(self, net, inputs, loss, devices, limits, state_factor, train):
-        self.loss, labels, arrays = loss
-        self.values, self.given = (*inputs[0], *labels), len(inputs[0])
-        self.inputs, self.arrays = inputs[1], [*inputs[1], *arrays]
+    def __init__(self, net, sample, loss, labels, devices, limits, state_factor, train):
+        self.values, self.loss, self.num_given = (*sample, *labels), loss, len(sample)
+        self.inputs = _flat(sample, "sample")
+        self.arrays = [*self.inputs, *_flat(labels, "labels")]
         self.devices, self.limits = devices, limits
         self.state_factor, self.train = state_factor, train
-        self.net, self.shapes = _blank_copy(net), {}
+        self.net, self.shapes, self.flags = _blank_copy(net), {}, flags_of(net)
         # Infers unknown shapes, and raises the errors that all layouts would raise.
         self.alone = self.evaluate({}, None)
         self.shapes.update(
             {path: param.shape for path, param in parameters_by_path(self.net).items()}
         )
+        # Pattern -> number of elements, and shape, of the large parameters
+        self.sizes, self.groups = {}, {}
+        for path, param in parameters_by_path(self.net).items():
+            if is_divided_by_default(param):
+                pattern = self._pattern(path)
+                self.groups.setdefault(pattern, param.shape)
+                self.sizes[pattern] = self.sizes.get(pattern, 0) + math.prod(param.shape)
 
     def _signature(self, net, home):
-        block = _Called(net, self.loss, self.given)
+        block = _Called(net, self.loss, self.num_given)
         structure = flatten(self.values, [], "The inputs")
         descs = [(a.shape, a.dtype, home, is_numpy(a)) for a in self.arrays]
         return block, Signature(block, net.name, structure, self.train), descs
@@ -526,15 +534,13 @@ class _Study:
         """Returns the Layout of a mesh and a plan. If it doesn't fit and `recompute` is True,
         values are recomputed."""
         count = math.prod(len(s) if isinstance(s, list) else s for s in axes.values())
-        devices, limits = self.devices[:count], self.limits[:count]
+        places = range(count) if axes else [self.limits.index(max(self.limits))]
+        devices, limits = ([values[i] for i in places] for values in (self.devices, self.limits))
         layout = Layout(axes, plan, devices, limits, self.shapes)
         net = _blank_copy(self.net) if axes else self.net
         layout.partition(net)
-        zero = initializer.Zero()
         for param in net.collect_params().values():
-            param.is_numpy = param.is_numpy or is_np_array()
-            where = getattr(param, "homes", None) or param.placed or layout.devices[:1]
-            param.deferred_init = (zero, list(where), zero, None, None)
+            defer(param, getattr(param, "homes", None) or param.placed or devices[:1])
         # The signature refers to the block weakly.
         block, signature, descs = self._signature(net, layout.devices[0])
         entry, used = self._compile(layout, net, signature, descs, {})
@@ -556,14 +562,14 @@ class _Study:
             }
             with contextlib.suppress(MXNetError):  # if it doesn't fit with recomputation either
                 self._compile(layout, net, signature, descs, room)
-                layout.recompute = room
+                layout.budget = list(room.values())
         del block
         return layout
 
     def _compile(self, layout, net, signature, descs, budget):
         """Compiles a divided network, and sets the bytes of its layout. Returns the compiled
         programs, and the parameters among their inputs."""
-        entry, used, results = signature.planned(descs, list(budget.items()))
+        entry, used, results = signature.planned(descs, {**self.flags, "recompute": budget or None})
         held = {ctx: [0, 0, 0, _allocated(entry, ctx)] for ctx in layout.devices}
         for param in net.collect_params().values():
             if not shape_is_known(param.shape):
@@ -587,14 +593,6 @@ class _Study:
 
     # --- Plans ------------------------------------------------------------------------------------
 
-    def _groups(self):
-        """Returns pattern -> shape, for the large parameters."""
-        found: dict[str, tuple[int, ...]] = {}
-        for path, param in parameters_by_path(self.net).items():
-            if is_divided_by_default(param):
-                found.setdefault(self._pattern(path), param.shape)
-        return found
-
     def _pattern(self, path):
         """Returns the pattern of a parameter. In networks of many parameters, those whose paths
         differ in numbers alone have one pattern."""
@@ -604,24 +602,22 @@ class _Study:
 
     def search(self, size):
         """Returns the plan for the axis `model` of a size, or {} if none saves memory."""
-        groups, plan = self._groups(), {}
-        weight = dict.fromkeys(groups, 0)
-        for path, param in parameters_by_path(self.net).items():
-            if self._pattern(path) in groups:
-                weight[self._pattern(path)] += math.prod(param.shape)
-        largest = sorted(groups, key=lambda pattern: -weight[pattern])[:_MOST_TRIED]
-        now = self._cost(self.alone)
+        plan, now = {}, self._cost(self.alone)
+        largest = sorted(self.sizes, key=self.sizes.get, reverse=True)[:_MOST_TRIED]
+        choices = [
+            (pattern, (None,) * dim + ("model",))
+            for pattern in largest
+            for dim in range(min(2, len(self.groups[pattern])))
+            if self.groups[pattern][dim] >= size
+        ]
         while True:
-            best = None
-            for pattern in largest:
-                for dim in range(min(2, len(groups[pattern]))):
-                    if pattern in plan or groups[pattern][dim] < size:
-                        continue
-                    tried = {**plan, pattern: (None,) * dim + ("model",)}
-                    cost, tried = self._completed({"model": size}, tried)
-                    if best is None or cost < best[0]:
-                        best = cost, tried
-            if best is None or best[0] >= now * 0.99:
+            tried = [
+                self._completed({"model": size}, {**plan, pattern: entry})
+                for pattern, entry in choices
+                if pattern not in plan
+            ]
+            best = min(tried, key=lambda one: one[0], default=(math.inf, plan))
+            if best[0] >= now * 0.99:
                 return plan
             now, plan = best
 
@@ -631,9 +627,8 @@ class _Study:
         layout = self._try(axes, plan)
         if layout is None:
             return math.inf, plan
-        groups = self._groups()
         more = {self._pattern(path): cut for path, cut in layout.wanted.items()}
-        more = {pattern: cut for pattern, cut in more.items() if pattern in groups}
+        more = {pattern: cut for pattern, cut in more.items() if pattern in self.groups}
         whole = self._try(axes, {**plan, **more}) if more else None
         if whole is None or self._cost(whole) > self._cost(layout):
             return self._cost(layout), plan
@@ -669,7 +664,7 @@ class _Study:
         if "shard" in axes:
             shares = axes["shard"]
             shares = [1] * shares if isinstance(shares, int) else shares
-            for pattern, shape in self._groups().items():
+            for pattern, shape in self.groups.items():
                 parts = divide(shape[0], len(shares), shares)
                 if pattern not in plan and all(begin < end for begin, end in parts):
                     plan[pattern] = "shard"
@@ -698,8 +693,9 @@ class _Study:
         other = self._try({axis: _shares(room)}, layout.plan)
         return min(layout, other or layout, key=lambda one: one.filled)
 
-    def compare(self, given, tokens, progress):
+    def compare(self, given, progress):
         found, skipped, count = [self.alone], {}, len(self.devices)
+        tokens = all(a.ndim == 2 and np.issubdtype(a.dtype, np.integer) for a in self.inputs)
         if count > 1:
             names = ["data", "shard", "model", *(["context"] if tokens else [])]
             meshes = list(self._meshes(names))
@@ -721,7 +717,7 @@ class _Study:
                 layout = self._try(axes, plan, skipped)
                 if layout is not None:
                     found.append(self._balanced(layout))
-        # A layout that leaves devices idle is the last choice.
+        # One of several devices is the last choice.
         found.sort(key=lambda one: (one.missing, len(one.limits) < count, one.sent))
         if self.train and not found[0].fits:
             for i, layout in enumerate(found[:_MOST_RECOMPUTED]):
@@ -734,7 +730,7 @@ class _Study:
     def _what(self):
         params = self.net.collect_params().values()
         count = sum(math.prod(param.shape) for param in params)
-        memory = ", ".join(map(bytes_text, dict.fromkeys(self.limits)))
+        memory = ", ".join(map(byte_text, dict.fromkeys(self.limits)))
         shapes = ", ".join(str(tuple(a.shape)) for a in self.inputs)
         return (
             f"{'training' if self.train else 'prediction'} of {count:,} parameters with inputs of "
@@ -754,7 +750,7 @@ class _Study:
             if other is None:
                 continue
             (had, has), (was, now) = (
-                map(bytes_text, pair)
+                map(byte_text, pair)
                 for pair in ((other.largest.total, best.largest.total), (other.sent, best.sent))
             )
             lines.append(
