@@ -7,7 +7,7 @@ from typing import Any
 
 
 def target(who: str, what: str, given: Any) -> Any:
-    """Returns where an argument ``{what: where}`` offloads values to. Raises ValueError for other
+    """Returns where an argument ``{kind: context}`` offloads values to. Raises ValueError for other
     arguments."""
     if isinstance(given, Mapping) and set(given) == {what}:
         return given[what]
