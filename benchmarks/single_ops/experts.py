@@ -5,9 +5,8 @@ transformers, if it is installed: milliseconds, and the ratio to the dense layer
 
 The dense layer has k times the hidden values of an expert, so both multiply and add equally often.
 All contenders run in turns. Of the two ways of transformers, a loop and grouped products, the
-faster one counts. Times are CPU times of all threads, which other programs disturb less than
-wall times.
-The best of all rounds counts.
+faster one counts. Times are wall times, so the machine must be quiet. The best of all rounds
+counts.
 """
 
 import argparse
@@ -77,14 +76,14 @@ def of_transformers(way, threads, experts, k, units, hidden, tokens, train):
 
 
 def measure(contenders, rounds):
-    """Returns the best CPU time of each contender in seconds."""
+    """Returns the best time of each contender in seconds."""
     best = [float("inf")] * len(contenders)
     for i in range(rounds + 2):
         for number, run in enumerate(contenders):
-            start = time.process_time()
+            start = time.perf_counter()
             run()
             if i >= 2:
-                best[number] = min(best[number], time.process_time() - start)
+                best[number] = min(best[number], time.perf_counter() - start)
     return best
 
 

@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "device/device.h"
+#include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/products/paired_product.h"
 #include "kernels/cpu/vendor/openblas.h"
@@ -20,14 +21,6 @@ typedef struct mpg_gemm {
 } mpg_gemm;
 
 /* --- The blocked product, for float (and half precision) and for double ----------------------- */
-#if defined(__AVX512F__)
-#define MPG_GEMM_MR 12
-#elif defined(__AVX__)
-#define MPG_GEMM_MR 6
-#else
-#define MPG_GEMM_MR 4
-#endif
-
 /* Limits of gemm_narrow: maximum rows of A, and maximum elements of C for which it beats oneDNN. */
 enum { MPG_GEMM_NARROW = 32, MPG_GEMM_NARROW_ELEMENTS = 512 };
 /* Maximum multiplications for gemm_small: FEW if a row of C is shorter than a vector, else
@@ -43,7 +36,7 @@ enum { MPG_GEMM_THIN = 4 }; /* maximum number of 4x4 tiles of C for which operan
 #endif
 
 #define AS_IS(x) (x)
-#define MPG_GEMM_SOURCES(PACK)                        \
+#define MPG_TILE_SOURCES(PACK)                        \
   case MPG_FLOAT32: PACK(float, AS_IS)                \
   case MPG_FLOAT16: PACK(uint16_t, mpg_half_to_float) \
   case MPG_BFLOAT16: PACK(uint16_t, mpg_bfloat16_to_float)
@@ -55,11 +48,12 @@ enum { MPG_GEMM_THIN = 4 }; /* maximum number of 4x4 tiles of C for which operan
 #define NAME(name) name##_f32
 #define FMA(a, b, c) FUSED(f, a, b, c)
 #include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/products/tiles.h"
 #include "kernels/cpu/products/gemm_block.h"
-#undef MPG_GEMM_SOURCES
+#undef MPG_TILE_SOURCES
 #undef MPG_GEMM_TARGETS
 
-#define MPG_GEMM_SOURCES(PACK) \
+#define MPG_TILE_SOURCES(PACK) \
   case MPG_FLOAT64: PACK(double, AS_IS)
 #define MPG_GEMM_TARGETS(FINISH) \
   case MPG_FLOAT64: FINISH(double, AS_IS, AS_IS)
@@ -69,6 +63,7 @@ enum { MPG_GEMM_THIN = 4 }; /* maximum number of 4x4 tiles of C for which operan
 #define FMA(a, b, c) FUSED(, a, b, c)
 #define LANES_OF_DOUBLE
 #include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/products/tiles.h"
 #include "kernels/cpu/products/gemm_block.h"
 #undef LANES_OF_DOUBLE
 
@@ -278,32 +273,37 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 
 typedef struct row_products {
-  mpg_gemm first;
+  mpg_gemm each;
+  const mpg_row_product *products;
   int64_t groups; /* groups of 4 columns per product */
 } row_products;
 
 static void row_groups(void *context, int64_t begin, int64_t end) {
   const row_products *t = context;
-  int64_t size = (int64_t)mpg_dtype_size(t->first.dtype);
+  int64_t size = (int64_t)mpg_dtype_size(t->each.dtype), n = t->each.n, k = t->each.k;
   for (int64_t i = begin / t->groups; i * t->groups < end; i++) {
-    mpg_gemm g = t->first;
-    g.a = (const char *)g.a + i * g.k * size, g.b = (const char *)g.b + i * g.n * g.k * size,
-    g.c = (char *)g.c + i * g.n * size;
+    mpg_row_product p = t->products ? t->products[i] : (mpg_row_product){i, i, 1};
     int64_t from = i * t->groups < begin ? begin - i * t->groups : 0,
             to = (i + 1) * t->groups > end ? end - i * t->groups : t->groups;
-    if (g.dtype == MPG_FLOAT32)
-      gemm_narrow_f32(&g, from, to);
-    else
-      gemm_narrow_f64(&g, from, to);
+    for (int64_t row = 0; row < p.rows; row += MPG_GEMM_NARROW) {
+      mpg_gemm g = t->each;
+      g.m = p.rows - row < MPG_GEMM_NARROW ? p.rows - row : MPG_GEMM_NARROW;
+      g.a = (const char *)g.a + (p.first + row) * k * size;
+      g.b = (const char *)g.b + p.matrix * n * k * size;
+      g.c = (char *)g.c + (p.first + row) * n * size;
+      if (g.dtype == MPG_FLOAT32)
+        gemm_narrow_f32(&g, from, to);
+      else
+        gemm_narrow_f64(&g, from, to);
+    }
   }
 }
 
-bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
-                          int64_t k, const void *a, const void *b, void *c) {
-  if (n % 4 != 0 || k < 32 || (dtype != MPG_FLOAT32 && dtype != MPG_FLOAT64)) return false;
-  row_products t = {{dtype, false, true, 1, n, k, k, k, n, 1, 0, a, b, c}, n / 4};
-  mpg_cpu_parallel_for(call, count * t.groups, 1 + 8192 / k, row_groups, &t);
-  return true;
+void mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count,
+                          const mpg_row_product *products, int64_t n, int64_t k, const void *a,
+                          const void *b, void *c) {
+  row_products t = {{dtype, false, true, 0, n, k, k, k, n, 1, 0, a, b, c}, products, (n + 3) / 4};
+  mpg_cpu_parallel_for(call, count * t.groups, 1 + 8192 / (k + 1), row_groups, &t);
 }
 
 mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m,

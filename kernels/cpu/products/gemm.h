@@ -53,11 +53,15 @@ mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, 
                                  const float *b, int64_t ldb, const uint16_t *b_half, float beta,
                                  float *c, int64_t ldc) MPG_PER_ISA(mpg_cpu_gemm_narrowed);
 
-/* Multiplies each of `count` rows of k elements by its own transposed matrix (n, k). Does nothing
- * and returns false unless the dtype is float32 or float64, n is a multiple of 4, and k is at least
- * 32. */
-bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
-                          int64_t k, const void *a, const void *b, void *c)
-    MPG_PER_ISA(mpg_cpu_row_products);
+/* Rows [first, first + rows) of A and C, which are multiplied by one of the transposed matrices. */
+typedef struct mpg_row_product {
+  int64_t matrix, first, rows;
+} mpg_row_product;
+/* Computes `count` products of few rows of k elements and transposed matrices (n, k), each as the
+ * product of up to MPG_GEMM_FEW_ROWS rows. `products` may be NULL, if row i is multiplied by matrix
+ * i. The dtype must be float32 or float64. */
+void mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count,
+                          const mpg_row_product *products, int64_t n, int64_t k, const void *a,
+                          const void *b, void *c) MPG_PER_ISA(mpg_cpu_row_products);
 
 #endif

@@ -11,7 +11,6 @@
 
 /* Each x_T below is NAME(x), the name of x in this instance. */
 #define COLUMNS_T NAME(COLUMNS)
-#define NR_T NAME(NR)
 #define ROWS_T NAME(ROWS)
 #define block_T NAME(block)
 #define blocks_T NAME(blocks)
@@ -19,74 +18,12 @@
 #define gemm_product_T NAME(gemm_product)
 #define gemm_small_T NAME(gemm_small)
 #define gemm_thin_T NAME(gemm_thin)
-#define micro_T NAME(micro)
 #define narrow_tile_T NAME(narrow_tile)
-#define pack_T NAME(pack)
 #define small_of_T NAME(small_of)
 #define small_tile_T NAME(small_tile)
 #define thin_tile_T NAME(thin_tile)
 
-enum { NR_T = 2 * LANES, ROWS_T = 96, COLUMNS_T = (int)sizeof(T) * NR_T };
-
-/* Microkernel: multiplies packed operands into a tile of `rows` x NR elements. `a` has k groups of
- * `rows` elements and `b` has k groups of NR. Starts at 0 if `first`, else adds to the tile. */
-static inline __attribute__((always_inline)) void micro_T(int rows, int64_t k, const T *a,
-                                                          const T *b, T *tile, int64_t stride,
-                                                          bool first) {
-  V sum[MPG_GEMM_MR][2];
-  MPG_UNROLL(16)
-  for (int r = 0; r < rows; r++) {
-    sum[r][0] = first ? V_SET(0) : V_LOAD(tile + r * stride);
-    sum[r][1] = first ? V_SET(0) : V_LOAD(tile + r * stride + LANES);
-  }
-  for (int64_t p = 0; p < k; p++) {
-    V b0 = V_LOAD(b), b1 = V_LOAD(b + LANES);
-    b += 2 * LANES;
-    MPG_UNROLL(16)
-    for (int r = 0; r < rows; r++) {
-      V x = V_SET(a[r]);
-      sum[r][0] = V_FMA(x, b0, sum[r][0]);
-      sum[r][1] = V_FMA(x, b1, sum[r][1]);
-    }
-    a += rows;
-  }
-  MPG_UNROLL(16)
-  for (int r = 0; r < rows; r++) {
-    V_STORE(tile + r * stride, sum[r][0]);
-    V_STORE(tile + r * stride + LANES, sum[r][1]);
-  }
-}
-
-/* Packs `width` rows and k columns of a matrix whose element (i, p) is at i * row + p * step. Only
- * `valid` rows exist; the rest become zeros. Few columns of adjacent elements are turned at a time,
- * so that packed lines are still in the L1 cache when their next element is written. */
-static void pack_T(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
-                   int width, int64_t k, T *packed) {
-#define PACK(S, CONVERT)                                                                          \
-  {                                                                                               \
-    const S *s = source;                                                                          \
-    if (row == 1 && valid == width)                                                               \
-      for (int64_t p = 0; p < k; p++)                                                             \
-        for (int i = 0; i < width; i++) packed[p * width + i] = CONVERT(s[p * step + i]);         \
-    else if (step == 1 && valid == width)                                                         \
-      for (int64_t p = 0; p < k; p += 8)                                                          \
-        for (int i = 0; i < width; i++)                                                           \
-          for (int64_t q = p; q < k && q < p + 8; q++)                                            \
-            packed[q * width + i] = CONVERT(s[i * row + q]);                                      \
-    else                                                                                          \
-      for (int i = 0; i < width; i++)                                                             \
-        if (i < valid)                                                                            \
-          for (int64_t p = 0; p < k; p++) packed[p * width + i] = CONVERT(s[i * row + p * step]); \
-        else                                                                                      \
-          for (int64_t p = 0; p < k; p++) packed[p * width + i] = 0;                              \
-    break;                                                                                        \
-  }
-  switch (dtype) {
-    MPG_GEMM_SOURCES(PACK)
-    default: MPG_ASSERT(!"gemm: dtype");
-  }
-#undef PACK
-}
+enum { ROWS_T = 96, COLUMNS_T = (int)sizeof(T) * NR_T };
 
 /* Computes rows [i0, i1) x columns [j0, j1) of C, a block of at most ROWS x COLUMNS. */
 static void block_T(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
@@ -102,28 +39,16 @@ static void block_T(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64
   int rows = (int)(i1 - i0);
   for (int64_t p0 = 0; p0 < g->k || p0 == 0; p0 += KC) {
     int64_t kc = g->k - p0 < KC ? g->k - p0 : KC;
-    for (int i = 0; i < rows;) {
-      int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
-      if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
-      pack_T(g->dtype, (const char *)g->a + (size_t)((i0 + i) * a_row + p0 * a_step) * size, a_row,
-             a_step, left < width ? left : width, width, kc, packed_a + i * KC);
-      i += width;
-    }
+    pack_rows_T(g->dtype, (const char *)g->a + (size_t)(i0 * a_row + p0 * a_step) * size, a_row,
+                a_step, rows, kc, KC, packed_a);
     for (int64_t j = j0; j < j1; j += NR) {
       int valid = j1 - j < NR ? (int)(j1 - j) : NR;
       pack_T(g->dtype, (const char *)g->b + (size_t)(j * b_row + p0 * b_step) * size, b_row, b_step,
-             valid, NR, kc, packed_b);
+             valid, g->n - j, NR, kc, packed_b);
       for (int i = 0; i < rows;) {
-        int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
-        if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
-        const T *a = packed_a + i * KC;
-        T *t = tile + i * stride + (j - j0);
-        if (width == MPG_GEMM_MR)
-          micro_T(MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
-        else if (width == 8)
-          micro_T(8 < MPG_GEMM_MR ? 8 : MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
-        else
-          micro_T(4, kc, a, packed_b, t, stride, p0 == 0);
+        int width = mpg_tile_rows(rows - i);
+        packed_tile_T(width, kc, packed_a + i * KC, packed_b, tile + i * stride + (j - j0), stride,
+                      p0 == 0);
         i += width;
       }
     }

@@ -1,35 +1,29 @@
 /* Products of groups of rows, each with its own matrix (grouped_dot), and their gradients.
  *
- * The result is cut into panels of at most a few hundred rows of one group. Threads share all
- * panels, so that many small groups scale like one large product. A product with transposed
- * matrices consists of inner products and reads the weight in place: a group of one row streams the
- * matrix once. The other products pack a narrow strip of the right operand and add one element of k
- * at a time. In both, the bits of an element depend on k only: not on the sizes of groups, the
- * position of a row, or the number of threads.
+ * The result is cut into panels of a few hundred rows of one group and as many columns. Threads
+ * share all panels, so that many small groups scale like one large product. The bits of an element
+ * depend on k only: not on the sizes of groups, the position of a row, or the number of threads.
+ * They differ for few rows in total, as when tokens are generated, which are computed as inner
+ * products.
  *
- * Half precision is widened to float, block by block, and each result is rounded once. */
+ * Half precision is widened to float, and each result is rounded once. */
 #include <omp.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/products/gemm.h"
 
-/* The rows of a panel of inner products have at most L2_BYTES, and the rows of the weight that they
- * are multiplied by L1_BYTES, except for long rows. */
-enum { PANEL_COLUMNS = 32, L1_BYTES = 32 << 10, L2_BYTES = 512 << 10, DOT_ROWS = 5 };
-/* The other panels pack a strip of B, in parts of STEP_DEPTH rows. TALLEST is the maximum number of
- * rows of a panel. */
-enum { TALLEST = 240, STEP_DEPTH = 512 };
-#if defined(__AVX512F__)
-enum { STEP_ROWS = 12 };
-#elif defined(__AVX__)
-enum { STEP_ROWS = 6 };
-#else
-enum { STEP_ROWS = 4 };
-#endif
-/* find_panel rounds the rows of a panel up to whole tiles, and scratch memory has TALLEST rows. */
-_Static_assert(TALLEST % DOT_ROWS == 0 && TALLEST % STEP_ROWS == 0,
-               "a panel must consist of whole tiles");
+/* Most rows of a panel, most and least columns, and rows of k that are multiplied at a time. A
+ * packed strip of B stays in the L1 cache, and the panel of A in the L2 cache. */
+enum { PANEL_ROWS = 288, PANEL_COLUMNS = 512, LEAST_COLUMNS = 32, DEPTH = 512 };
+enum { WHOLE_TILES = 12 }; /* a multiple of the rows of a tile */
+/* At most this many rows of float32 or float64 are multiplied by transposed matrices, as of a dense
+ * layer, without packing. The weight is then read once, from start to end. */
+enum { FEW_ROWS = 64 };
+/* Bytes per group for its offset, first panel and product of few rows. */
+enum { TABLE_BYTES = 2 * sizeof(int64_t) + sizeof(mpg_row_product) };
 
 typedef struct grouped {
   mpg_dtype dtype;
@@ -38,13 +32,11 @@ typedef struct grouped {
   bool dots;                     /* the matrices are transposed */
   bool outer;                    /* sums of outer products; rows of the result are columns of `a` */
   int64_t m, n, k;               /* rows and columns of the result; k is unused if `outer` */
-  int64_t groups, strips, strip; /* strips: panels next to each other, of `strip` columns */
-  int64_t tallest;               /* maximum number of rows of a panel */
-  int64_t block;                 /* dots: rows of a weight that are multiplied at a time */
+  int64_t groups, strips, strip; /* panels next to each other, and the columns of each */
+  int64_t tallest;               /* rows of the tallest panel, in whole tiles */
   int64_t *offsets;              /* first row of each group; groups + 1 elements */
   int64_t *panels;               /* first panel of each group; groups + 1 elements */
   const void *a, *b;
-  int64_t b_bytes;
   void *c;
   char *scratch;
   size_t scratch_bytes; /* per thread */
@@ -57,14 +49,19 @@ typedef struct panel {
 } panel;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t in_tiles(int64_t rows) {
+  return (rows + WHOLE_TILES - 1) / WHOLE_TILES * WHOLE_TILES;
+}
 
 /* Returns the rows of the result that belong to a group. */
 static int64_t rows_of(const grouped *g, int64_t group) {
   return g->outer ? g->m : g->offsets[group + 1] - g->offsets[group];
 }
-static int64_t heights(const grouped *g, int64_t rows) {
-  return (rows + g->tallest - 1) / g->tallest;
-}
+/* Returns the number of panels above each other. */
+static int64_t heights(int64_t rows) { return (rows + PANEL_ROWS - 1) / PANEL_ROWS; }
+
+/* Returns the distance of two lines of B, which are the columns of B if `dots`, else its rows. */
+static int64_t line_of(const grouped *g) { return g->dots ? g->k : g->n; }
 
 /* Describes panel i. *group is the group of an earlier panel, or -1, and becomes the group of panel
  * i. Panels of a strip are adjacent. */
@@ -78,10 +75,9 @@ static void find_panel(const grouped *g, int64_t i, int64_t *group, panel *p) {
     *group = low;
   }
   while (g->panels[*group + 1] <= i) (*group)++;
-  int64_t rows = rows_of(g, *group), count = heights(g, rows), index = i - g->panels[*group];
-  /* Rows are divided evenly, in multiples of the tallest tile. */
-  int64_t multiple = g->dots ? DOT_ROWS : STEP_ROWS,
-          height = ((rows + count - 1) / count + multiple - 1) / multiple * multiple,
+  int64_t rows = rows_of(g, *group), count = heights(rows), index = i - g->panels[*group];
+  /* Rows are divided evenly, in whole tiles. */
+  int64_t height = in_tiles((rows + count - 1) / count),
           first = least(index % count * height, rows);
   p->group = *group;
   p->rows = least(height, rows - first);
@@ -92,30 +88,39 @@ static void find_panel(const grouped *g, int64_t i, int64_t *group, panel *p) {
   p->depth = g->offsets[*group + 1] - p->depth_first;
 }
 
-static void store_panel(const grouped *g, const panel *p, const void *c, int64_t stride,
-                        size_t element) {
+/* Stores the sums of a panel of half precision. */
+static void store_panel(const grouped *g, const panel *p, const void *c) {
   int64_t first = (g->outer ? p->group * g->m : 0) + p->row;
   for (int64_t r = 0; r < p->rows; r++)
     mpg_cpu_store(g->compute, g->dtype, g->c, (first + r) * g->n + p->column, p->columns,
-                  (const char *)c + (size_t)(r * stride) * element);
+                  (const float *)c + r * g->strip);
 }
 
+#define AS_IS(x) (x)
 #define T float
 #define NAME(name) name##_f32
+#define MPG_TILE_SOURCES(PACK) \
+  case MPG_FLOAT32: PACK(float, AS_IS)
 #include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/products/tiles.h"
 #include "kernels/cpu/products/grouped_tiles.h"
-static const int64_t strip_f32 = 2 * LANES;
 #undef T
 #undef NAME
+#undef MPG_TILE_SOURCES
+#define MPG_TILE_SOURCES(PACK) \
+  case MPG_FLOAT64: PACK(double, AS_IS)
 #define T double
 #define NAME(name) name##_f64
 #define LANES_OF_DOUBLE
 #include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/products/tiles.h"
 #include "kernels/cpu/products/grouped_tiles.h"
-static const int64_t strip_f64 = 2 * LANES;
 #undef T
 #undef NAME
 #undef LANES_OF_DOUBLE
+_Static_assert(WHOLE_TILES % MPG_TILE_ROWS == 0 && PANEL_ROWS % WHOLE_TILES == 0 &&
+                   LEAST_COLUMNS % NR_f32 == 0 && LEAST_COLUMNS % NR_f64 == 0,
+               "a panel must consist of whole tiles");
 
 /* Computes offsets from counts, which are clipped to the number of rows. The first group is
  * counts[first]. */
@@ -123,13 +128,32 @@ static void find_groups(grouped *g, const int32_t *counts, int64_t first, int64_
   int64_t before = 0;
   for (int64_t e = 0; e < first; e++) before += counts[e] < 0 ? 0 : counts[e];
   g->offsets[0] = least(before, rows);
-  g->panels[0] = 0;
   counts += first;
   for (int64_t e = 0; e < g->groups; e++) {
     int64_t left = rows - g->offsets[e], count = counts[e] < 0 ? 0 : counts[e];
     g->offsets[e + 1] = g->offsets[e] + least(count, left);
-    g->panels[e + 1] = g->panels[e] + heights(g, rows_of(g, e)) * g->strips;
   }
+}
+
+/* Computes the products of few rows. */
+static void few_rows(const mpg_kernel_call *call, const grouped *g) {
+  mpg_row_product *products = (mpg_row_product *)(void *)(g->panels + g->groups + 1);
+  int64_t count = 0;
+  for (int64_t e = 0; e < g->groups; e++)
+    if (rows_of(g, e)) products[count++] = (mpg_row_product){e, g->offsets[e], rows_of(g, e)};
+  mpg_cpu_row_products(call, g->dtype, count, products, g->n, g->k, g->a, g->b, g->c);
+}
+
+/* Divides the columns so that all threads have work, and counts panels. */
+static void find_panels(grouped *g, int num_threads) {
+  int64_t down = 0;
+  for (int64_t e = 0; e < g->groups; e++) down += heights(rows_of(g, e));
+  while (g->strip > LEAST_COLUMNS && down * ((g->n - 1) / g->strip + 1) < 4 * num_threads)
+    g->strip /= 2;
+  g->strips = (g->n + g->strip - 1) / g->strip;
+  g->panels[0] = 0;
+  for (int64_t e = 0; e < g->groups; e++)
+    g->panels[e + 1] = g->panels[e] + heights(rows_of(g, e)) * g->strips;
 }
 
 /* Runs a product. `counts` are the sizes of groups of `rows` rows, of which the groups from `first`
@@ -138,14 +162,9 @@ static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *c
                       int64_t first, int64_t rows, int64_t width) {
   bool wide = g->compute == MPG_COMPUTE_F64;
   g->narrow = !mpg_compute_direct(g->compute, g->dtype);
-  g->strip = g->dots ? PANEL_COLUMNS : wide ? strip_f64 : strip_f32;
-  g->strips = (g->n + g->strip - 1) / g->strip;
-  int64_t row = g->dots ? g->k * (wide ? 8 : 4) + 1 : 1;
-  g->tallest = least(L2_BYTES / row / DOT_ROWS * DOT_ROWS, TALLEST);
-  if (g->tallest < 4 * DOT_ROWS) g->tallest = 4 * DOT_ROWS;
-  g->block = L1_BYTES / row < 4 ? 4 : least(L1_BYTES / row / 4 * 4, PANEL_COLUMNS);
-  g->b_bytes = mpg_shape_size(&call->inputs[1].desc.shape) * (int64_t)mpg_dtype_size(g->dtype);
-  size_t tables = mpg_align_up((size_t)(2 * (g->groups + 1)) * sizeof(int64_t), 64),
+  g->tallest = in_tiles(least(g->outer ? g->m : rows, PANEL_ROWS));
+  g->strip = PANEL_COLUMNS;
+  size_t tables = mpg_align_up((size_t)(g->groups + 1) * TABLE_BYTES, 64),
          widened = g->narrow ? mpg_align_up((size_t)(rows * width) * sizeof(float), 64) : 0;
   g->scratch_bytes = mpg_cpu_buffer_step(wide ? panel_bytes_f64(g) : panel_bytes_f32(g));
   char *memory = mpg_device_scratch(
@@ -155,6 +174,11 @@ static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *c
   g->panels = g->offsets + g->groups + 1;
   g->scratch = memory + tables + widened;
   find_groups(g, counts->data, first, rows);
+  if (g->dots && rows <= FEW_ROWS && !g->narrow) {
+    few_rows(call, g);
+    return MPG_OK;
+  }
+  find_panels(g, call->num_threads);
   if (g->narrow) {
     mpg_cpu_widen(call, g->dtype, g->a, g->offsets[g->groups] * width,
                   (float *)(void *)(memory + tables));

@@ -107,9 +107,11 @@ mpg_status mpg_cpu_batch_dot(const mpg_kernel_call *call) {
   int64_t m = c->desc.shape.dims[ndim - 2], n = c->desc.shape.dims[ndim - 1];
   int64_t k = a->desc.shape.dims[p->transpose_a ? ndim - 2 : ndim - 1];
   if (count * m * n == 0) return MPG_OK;
-  bool rows = m == 1 && !p->transpose_a && p->transpose_b && !mpg_gemm_tiny(m, n, k);
-  if (rows && mpg_cpu_row_products(call, a->desc.dtype, count, n, k, a->data, b->data, c->data))
+  if (m == 1 && !p->transpose_a && p->transpose_b && n % 4 == 0 && k >= 32 &&
+      !mpg_gemm_tiny(m, n, k) && mpg_gemm_few_rows(a->desc.dtype, m)) {
+    mpg_cpu_row_products(call, a->desc.dtype, count, NULL, n, k, a->data, b->data, c->data);
     return MPG_OK;
+  }
   if (mpg_cpu_narrow_halves(
           call, &(mpg_half_product){a->desc.dtype, p->transpose_a, p->transpose_b, count, m, n, k,
                                     a->data, b->data, NULL, c->data}))

@@ -33,10 +33,10 @@ class MoE(Layer):
     multiplies its own rows only, so the cost grows with `k`, not with the number of experts. No
     token is dropped unless there is a `capacity`.
 
-    The products of the experts give a token the same bits whichever other tokens are in the batch.
-    The scores of the router and the shared experts are products of dense layers, which on CPUs can
-    be rounded in another way for up to 32 tokens than for more. So a pipeline gives the bits of the
-    whole batch if its micro-batches have more than 32 tokens.
+    The bits of a token don't depend on the other tokens in the batch, except that CPUs can round
+    products of few rows in another way: of up to 32 tokens by the router and the shared experts,
+    and of up to 64 rows, k for each token, by the experts. So a pipeline gives the bits of the
+    whole batch if its micro-batches have more than 64 tokens.
 
     `router` is a `Dense` layer without bias. The weights of the experts are the parameters
     `gate_weight` and `up_weight`, (experts, hidden, in_units), and `down_weight`, (experts, units,
