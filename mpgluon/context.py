@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from . import _core
@@ -27,6 +28,7 @@ __all__ = [
     "cpu",
     "cpu_pinned",
     "current_context",
+    "file_device",
     "gpu",
     "gpu_memory_info",
     "memory_stats",
@@ -36,6 +38,53 @@ __all__ = [
     "set_memory_limit",
     "set_threads",
 ]
+
+
+_file_devices: dict[tuple[str, int], Context] = {}  # (directory, process) -> device
+
+
+def file_device(directory: str | os.PathLike[str]) -> Context:
+    """Returns the CPU device whose memory is in temporary files of a directory.
+
+    The kernel writes the pages of its arrays to the files, and drops them from main memory if that
+    is short. All calls with the same directory return the same device, a ``cpu(i)`` with i of 1000
+    or more. The files have no names. They are removed when the arrays are freed or the process
+    ends in any way. Arrays of less than 64 KiB are in main memory.
+
+    `memory_stats` of the device counts the bytes in files, including those kept for reuse
+    (``held``). They don't count for any other device. `set_memory_limit` limits them. An array that
+    doesn't fit into the file system raises an error. A forked process cannot use the arrays.
+
+    Parameters
+    ----------
+    directory : str or os.PathLike
+        An existing directory, on a local file system that reserves space (`posix_fallocate`).
+
+    Raises
+    ------
+    OSError
+        If files cannot be created in the directory.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     device = mx.context.file_device(directory)
+    ...     x = nd.ones((256, 256), ctx=device)
+    ...     int(x.sum().asscalar()), mx.context.memory_stats(device)["in_use"] >= 4 * x.size
+    (65536, True)
+    """
+    key = os.path.realpath(directory), os.getpid()
+    if key not in _file_devices:
+        _file_devices[key] = _core.open_in_directory(key[0])
+    return _file_devices[key]
+
+
+def directory_of(ctx: Context) -> str | None:
+    """Returns the directory of a `file_device`, or None for another device."""
+    process = os.getpid()
+    found = (path for (path, by), known in _file_devices.items() if (known, by) == (ctx, process))
+    return next(found, None)
 
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:

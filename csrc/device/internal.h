@@ -12,6 +12,12 @@
 
 extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
 
+/* --- Memory in files (cpu.c; see cpu/file_memory.h) ------------------------------------------- */
+/* Returns the directory of the files that are the device's memory, or NULL. */
+const char *mpg_device_directory(const mpg_device *device);
+/* Takes ownership of `directory`. The CPU device must not have allocated memory yet. */
+void mpg_device_set_directory(mpg_device *device, char *directory);
+
 /* --- The device table (device.c). Call with the host lock held. ------------------------------- */
 mpg_device *mpg_device_find(mpg_device_id id); /* returns NULL if the device is not open */
 /* Reserves an entry for one more device, so that mpg_device_table_add cannot fail. */

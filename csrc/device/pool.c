@@ -141,6 +141,8 @@ enum { POISON = 0xff }; /* NaN in every float dtype, -1 in integers */
 
 /* Fills a freed block with the pattern, unless queued work still uses the block. */
 static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *block) {
+  /* the memory is inaccessible in a forked child if it is in files */
+  if (!pool->device->backend->host_accessible) return;
   if (!pool->poison || block->poisoned || !mpg_uses_finished(&block->uses, pool->device)) return;
   memset(block->memory, POISON, block->size);
   ASAN_POISON_MEMORY_REGION(block->memory, block->size);
@@ -150,7 +152,7 @@ static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *bl
 /* Checks a poisoned block before it is used or returned to the system. Aborts if the pattern is
  * damaged, because this means a write after free. */
 static void unpoison(const mpg_pool *pool, mpg_block *block) {
-  if (!block->poisoned) return;
+  if (!block->poisoned || !pool->device->backend->host_accessible) return;
   ASAN_UNPOISON_MEMORY_REGION(block->memory, block->size);
   const unsigned char *bytes = block->memory;
   for (size_t i = 0; i < block->size; i++) {
@@ -470,7 +472,7 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
 
 /* True if both devices allocate from the same physical memory. */
 static bool shares_memory(mpg_device *a, mpg_device *b) {
-  if (a->backend != b->backend) return false;
+  if (a->backend != b->backend || mpg_device_directory(a) != mpg_device_directory(b)) return false;
   const mpg_sharing *sharing = a->backend->sharing;
   return !sharing || sharing->card(a) == sharing->card(b);
 }
@@ -505,7 +507,13 @@ static const char *bytes_text(size_t bytes, char *buffer, size_t size) {
 }
 
 static mpg_status out_of_memory(const mpg_pool *pool, size_t size) {
-  char asked[48], held[48], used[48], limit[48];
+  char asked[48], held[48], used[48], limit[48], full[512];
+  const char *directory = mpg_device_directory(pool->device);
+  if (directory)
+    snprintf(
+        full, sizeof full,
+        "No file of this size can be added to the directory '%s'; use one with more free space.",
+        directory);
   size_t scratch = GET(scratch), bound = GET(limit);
   return mpg_fail(
       MPG_DEVICE_OUT_OF_MEMORY,
@@ -515,8 +523,10 @@ static mpg_status out_of_memory(const mpg_pool *pool, size_t size) {
       bytes_text(GET(in_use) + scratch, used, sizeof used),
       bound ? bytes_text(bound, limit, sizeof limit) : "none",
       bound ? "Use smaller batches, spread the model over more devices, or raise the limit."
-            : "The machine has no more memory: use smaller batches, or spread the model over more "
-              "devices.");
+      : directory
+          ? full
+          : "The machine has no more memory: use smaller batches, or spread the model over more "
+            "devices.");
 }
 
 static bool fits(const mpg_pool *pool, size_t size) {

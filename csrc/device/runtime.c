@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/cpu/file_memory.h"
 #include "device/gpu/gpu.h"
 #include "device/internal.h"
 #include "device/pool.h"
@@ -21,7 +22,8 @@ static struct {
 /* --- Devices ---------------------------------------------------------------------------------- */
 
 static bool is_cpu(const mpg_device *device) {
-  return !device->remote && (device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE);
+  return !device->remote && device->backend != &mpg_lost_backend &&
+         (device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE);
 }
 
 /* Divides the cores among the CPU devices. A device id of this process either names its rank (for
@@ -136,6 +138,21 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
   return mpg_fail(MPG_ERROR, "unknown device type number %d", id.type);
 }
 
+mpg_status mpg_device_open_in_directory(const char *directory, mpg_device **device) {
+  enum { FIRST_INDEX = 1000 }; /* programs rarely name CPU devices with so large indices */
+  MPG_TRY(mpg_file_memory_check(directory));
+  char *own = mpg_strdup(directory);
+  if (!own) return mpg_out_of_host_memory(strlen(directory) + 1);
+  mpg_device_id id = {.type = MPG_CPU, .index = FIRST_INDEX};
+  while (mpg_device_find(id)) id.index++;
+  mpg_status status = mpg_device_get(id, device);
+  if (status == MPG_OK)
+    mpg_device_set_directory(*device, own);
+  else
+    mpg_free(own);
+  return status;
+}
+
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
   *side = NULL;
   return device->id.type == MPG_CPU
@@ -178,10 +195,19 @@ static void before_fork(void) {
   runtime.fork_prepared = true;
 }
 
+/* Disables the devices whose memory this forked child did not inherit. */
+static void lose_files(void) {
+  for (int i = 0; i < mpg_device_count(); i++)
+    if (mpg_device_directory(mpg_device_at(i))) mpg_device_at(i)->backend = &mpg_lost_backend;
+}
+
 static void after_fork(bool child) {
   if (child) mpg_idle_spin_forget();
   if (!runtime.fork_prepared) {
-    if (child) mpg_engine_refuse_work();
+    if (child) {
+      mpg_engine_refuse_work();
+      lose_files();
+    }
     return;
   }
   runtime.fork_prepared = false;
@@ -191,6 +217,7 @@ static void after_fork(bool child) {
     device->backend->fork_done(device, child);
     mpg_failures_fork_done(device, child);
   }
+  if (child) lose_files();
   pthread_mutex_unlock(&runtime.opening);
 }
 static void after_fork_in_parent(void) { after_fork(false); }

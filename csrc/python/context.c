@@ -1,4 +1,5 @@
 /* Context: the name of a device, and each thread's stack of current contexts. */
+#include "device/cpu/file_memory.h"
 #include "device/ranks/ranks.h"
 #include "python/core.h"
 
@@ -312,6 +313,15 @@ static PyObject *memory_stats(PyObject *Py_UNUSED(module), PyObject *object) {
                        "allocations", (unsigned long long)stats.allocations, "system_allocations",
                        (unsigned long long)stats.system_allocations);
 }
+static PyObject *open_in_directory(PyObject *Py_UNUSED(module), PyObject *path) {
+  PyObject *encoded;
+  if (!PyUnicode_FSConverter(path, &encoded)) return NULL;
+  mpg_device *device;
+  mpg_status status = mpg_device_open_in_directory(PyBytes_AS_STRING(encoded), &device);
+  Py_DECREF(encoded);
+  if (status != MPG_OK) return mpg_py_raise(status), NULL;
+  return mpg_py_context(device->id);
+}
 static PyObject *pool_block_size(PyObject *Py_UNUSED(module), PyObject *object) {
   size_t size = PyLong_AsSize_t(object);
   if (PyErr_Occurred()) return NULL;
@@ -406,6 +416,8 @@ PyMethodDef mpg_py_context_methods[] = {
     {"memory_stats", memory_stats, METH_O,
      "memory_stats(ctx)\n--\n\nA dict with the bytes of the device's memory (in_use, peak_in_use, "
      "held, peak_held, and limit, which\nis 0 if unlimited) and the numbers of allocations."},
+    {"open_in_directory", open_in_directory, METH_O,
+     "open_in_directory(path)\n--\n\nA new CPU device whose memory is in files of a directory."},
     {"set_memory_limit", set_memory_limit, METH_VARARGS,
      "set_memory_limit(ctx, bytes)\n--\n\nSets the maximum memory that the device may hold; 0 or "
      "None removes the limit."},

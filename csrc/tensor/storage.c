@@ -4,6 +4,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
+#include "device/cpu/file_memory.h"
 #include "tensor/tensor.h"
 
 enum { MAX_FREE = 4096 };
@@ -141,6 +142,7 @@ mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *de
                                       mpg_point_list *list) {
   mpg_uses *uses = &storage->block.uses;
   if (device != storage->device) {
+    MPG_TRY(mpg_device_check_not_lost(storage->device));
     MPG_TRY(mpg_uses_reserve(uses));
     if (writes)
       MPG_TRY(mpg_points_add(list, storage->device,

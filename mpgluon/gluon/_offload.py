@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
 from .._core import exposed, sum_replicas, versions, write_ticks
-from .._internal.offloading import target
+from .._internal.offloading import device_of, target, text_of
 from ..base import MXNetError
 from ..context import Context, computes
 
@@ -69,13 +69,17 @@ class Offload:
     def __init__(self, given: Any) -> None:
         self.copies: dict[int, Copies] = {}
         where = target("Trainer", "states", given)
-        self.by_device = dict(where) if isinstance(where, Mapping) else {}
+        if isinstance(where, Mapping):
+            where = {ctx: device_of("Trainer", "states", to) for ctx, to in where.items()}
+        else:
+            where = device_of("Trainer", "states", where)
+        self.by_device = where if isinstance(where, dict) else {}
         self.default = None if self.by_device else where
         for ctx in [*self.by_device, *self.by_device.values()] or [where]:
             if not isinstance(ctx, Context):
                 raise TypeError(
-                    "Trainer: offload={'states': ...} must be a device, or a dict from the devices "
-                    f"of parameters to devices, not {where!r}"
+                    "Trainer: offload={'states': ...} must be a device or directory, or a dict "
+                    f"from the devices of parameters to devices or directories, not {where!r}"
                 )
             if ctx.rank is not None:
                 raise MXNetError(
@@ -87,6 +91,11 @@ class Offload:
         """Returns the device of the states of weights on a device."""
         where = self.by_device.get(ctx, ctx) if self.default is None else self.default
         return ctx if computes(where) == ctx else where
+
+    def __str__(self) -> str:
+        if self.default is not None:
+            return text_of(self.default)
+        return ", ".join(f"{text_of(to)} for {ctx}" for ctx, to in self.by_device.items())
 
     def check(self, params: Iterable[Parameter]) -> None:
         """Raises MXNetError if the states of a parameter cannot be offloaded."""

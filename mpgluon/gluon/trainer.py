@@ -92,7 +92,9 @@ class Trainer(OptionsChecked):
         size, is at most this value. Asynchronous. Replicas are counted once.
     offload : dict, optional
         Devices of the optimizer's states: ``{'states': mx.cpu(1)}``, or a dict from the devices of
-        parameters to the devices of their states, ``{'states': {mx.gpu(0): mx.cpu_pinned(0)}}``.
+        parameters to the devices of their states, ``{'states': {mx.gpu(0): mx.cpu_pinned(0)}}``. A
+        path to a directory in place of a device stores the states in temporary files there
+        (`context.file_device`).
         Updates run where the states are. Gradients are copied there as soon as they are final, and
         the new weights back. Replicated parameters are updated once, as with `shard_updates`. The
         results are bit-identical if both devices compute the same bits, as CPU devices do.
@@ -204,9 +206,10 @@ class Trainer(OptionsChecked):
 
     def __repr__(self) -> str:
         devices = dict.fromkeys(str(ctx) for param in self._params for ctx in param.list_ctx())
+        states = "" if self._state.offload is None else f", states on {self._state.offload}"
         return (
             f"Trainer({self._optimizer!r}, parameters: {len(self._params)}, on "
-            f"{', '.join(devices)})"
+            f"{', '.join(devices)}{states})"
         )
 
     @property

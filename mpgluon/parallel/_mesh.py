@@ -36,6 +36,7 @@ from ._tensor_parallel.splitting import every_layer, matches, split_layers
 from .collectives import divide
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
 __all__ = ["Mesh"]
@@ -374,7 +375,7 @@ class Mesh:
         leaves: int | dict[str, int] = 4,
         context: str = "gather",
         stages: Sequence[Any] | dict[Any, int] | None = None,
-        offload: dict[str, Context] | None = None,
+        offload: dict[str, Context | str | os.PathLike[str]] | None = None,
     ) -> Block:
         """Divides a hybridized network over the devices of the mesh.
 
@@ -431,8 +432,8 @@ class Mesh:
             ``{'parameters': mx.cpu(1)}`` stores the parameters that the plan does not cut on this
             device, except for small ones. They are copied to the devices of the mesh before each
             use, in both passes, and freed afterwards. Their gradients and optimizer states are on
-            the other device. A mesh of one device will do, as in
-            ``mx.parallel.Mesh({'data': 1}, [mx.gpu(0)])``.
+            the other device. A path in place of the device stores them in files there
+            (`context.file_device`). One device will do: ``Mesh({'data': 1}, [mx.gpu(0)])``.
 
         Returns
         -------

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import autograd, initializer, ndarray as nd, random
 from .._core import random_state
-from .._internal.offloading import target
+from .._internal.offloading import device_of, target
 from ..base import MXNetError
 from ..context import Context, computes
 from ..gluon._nested import flatten, regroup
@@ -325,10 +325,11 @@ def device_of_parameters(mesh: Any, offload: Any) -> Context | None:
     """Returns the device that the argument `offload` of `Mesh.partition` names."""
     if offload is None:
         return None
-    ctx = target("Mesh.partition", "parameters", offload)
+    ctx = device_of("Mesh.partition", "parameters", target("Mesh.partition", "parameters", offload))
     if not isinstance(ctx, Context):
         raise TypeError(
-            f"Mesh.partition: offload={{'parameters': ...}} must be a device, not {ctx!r}"
+            "Mesh.partition: offload={'parameters': ...} must be a device or the path of a "
+            f"directory, not {ctx!r}"
         )
     if ctx.rank is not None or computes(ctx) in mesh.devices:
         raise MXNetError(

@@ -145,6 +145,13 @@ def offloaded(scope, printed):
     }
 
 
+def stored_in_files(scope, printed):
+    device, used, shown = printed.split(maxsplit=2)
+    assert device == str(mx.context.file_device(scope["directory"]))
+    assert int(used) >= 16 * 8 * 256 * 256
+    assert f"states on {device} (files in {scope['directory']!r})" in shown
+
+
 def timed(scope, printed):
     assert "idle ms" in printed and "Total ms" in printed and "copies out" in printed
     for path in ("timeline.png", "trace.json", "profile.json"):
@@ -178,6 +185,7 @@ CHECKS = {
     "checkpoints": resumed,
     "memory": saved,
     "offload": offloaded,
+    "files": stored_in_files,
     "timeline": timed,
     "debug": debugged,
     "comparison": compared,

@@ -288,7 +288,7 @@ def test_pinned_memory():
     [
         (mx.cpu(2), ValueError, r"a dict such as \{'parameters': mx.cpu\(1\)\}"),
         ({"states": mx.cpu(2)}, ValueError, "optimizer states by gluon.Trainer"),
-        ({"parameters": "cpu"}, TypeError, "must be a device, not 'cpu'"),
+        ({"parameters": 2}, TypeError, "must be a device or the path of a directory, not 2"),
         ({"parameters": on(0)}, mx.MXNetError, "is a device of the mesh; use another device"),
     ],
 )

@@ -316,8 +316,8 @@ def test_pinned_memory():
     [
         (mx.cpu(1), ValueError, r"a dict such as \{'states': mx.cpu\(1\)\}, not cpu\(1\)"),
         ({"parameters": mx.cpu(1)}, ValueError, "parameters by Mesh.partition"),
-        ({"states": "cpu"}, TypeError, "must be a device, or a dict .* not 'cpu'"),
-        ({"states": {mx.cpu(0): 1}}, TypeError, "must be a device, or a dict"),
+        ({"states": 3}, TypeError, "must be a device or directory, or a dict .* not 3"),
+        ({"states": {mx.cpu(0): 1}}, TypeError, "must be a device or directory, or a dict"),
     ],
 )
 def test_invalid_devices_raise(offload, error, text):

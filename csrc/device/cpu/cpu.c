@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/memory.h"
+#include "device/cpu/file_memory.h"
 #include "device/cpu/oversubscription.h"
 #include "device/profiler.h"
 #include "device/queue.h"
@@ -15,6 +16,9 @@ enum {
   /* Arrays of at least this size are allocated by mmap and advised to use huge pages, which makes
    * their first touch 3 to 6 times as fast. */
   MAPPED_SIZE = HUGE_PAGE,
+  /* Smaller arrays of a device with a directory are not in files, because each file costs a system
+   * call and at least a page. */
+  FILE_SIZE = 64 << 10,
 };
 
 typedef struct cpu_state {
@@ -22,6 +26,8 @@ typedef struct cpu_state {
   mpg_sleepers sleepers;
   int omp_threads;                       /* the last OpenMP thread count that the worker has set */
   mpg_oversubscription oversubscription; /* used only by the worker */
+  /* Directory of the files that are the device's memory; owned. NULL if its memory is anonymous. */
+  char *directory;
 } cpu_state;
 
 static mpg_status cpu_open(mpg_device *device) {
@@ -32,6 +38,16 @@ static mpg_status cpu_open(mpg_device *device) {
   mpg_sleepers_init(&state->sleepers);
   device->backend_state = state;
   return MPG_OK;
+}
+
+const char *mpg_device_directory(const mpg_device *device) {
+  /* only the CPU backends, which have this state, are host_accessible */
+  if (!device->backend->host_accessible) return NULL;
+  return ((cpu_state *)device->backend_state)->directory;
+}
+
+void mpg_device_set_directory(mpg_device *device, char *directory) {
+  ((cpu_state *)device->backend_state)->directory = directory;
 }
 
 /* --- Timeline --------------------------------------------------------------------------------- */
@@ -148,6 +164,8 @@ static mpg_status refused(mpg_device *device, size_t size) {
 }
 
 static mpg_status cpu_allocate(mpg_device *device, size_t size, void **memory) {
+  const char *directory = mpg_device_directory(device);
+  if (directory && size >= FILE_SIZE) return mpg_file_memory_allocate(directory, size, memory);
   if (size < MAPPED_SIZE) {
     *memory = mpg_aligned_malloc(64, size);
     return *memory ? MPG_OK : refused(device, size);
@@ -172,8 +190,10 @@ static mpg_status cpu_allocate(mpg_device *device, size_t size, void **memory) {
 }
 
 static void cpu_free(mpg_device *device, void *memory, size_t size) {
-  (void)device;
-  if (size < MAPPED_SIZE)
+  bool in_file = mpg_device_directory(device) && size >= FILE_SIZE;
+  if (in_file)
+    mpg_file_memory_free(memory, size);
+  else if (size < MAPPED_SIZE)
     mpg_free(memory);
   else
     munmap(memory, mpg_align_up(size, 4096));

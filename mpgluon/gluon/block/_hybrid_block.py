@@ -116,8 +116,9 @@ class HybridBlock(Block, Compilable):
             The compiler then recomputes values to stay within the limit, or raises an error that
             names the bytes needed.
         offload : dict, optional
-            ``{'activations': ctx}`` stores the values that backward reads on another device until
-            backward copies them back. Results are bitwise the same. Parameters, inputs and outputs
+            ``{'activations': ctx}`` stores the values that backward reads on another device, or in
+            files of a directory if `ctx` is a path, until backward copies them back. Results are
+            bitwise the same. Parameters, inputs and outputs
             of the compiled block, and values with fewer than 1,024 elements stay. It applies to
             this block, even if it is part of a hybridized block. With ``recompute=True``, the
             values that are kept are offloaded. Raises an error in pipelines, on devices of ranks,
@@ -157,7 +158,8 @@ class HybridBlock(Block, Compilable):
             raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
         _check_backend("hybridize", flags.get("backend"))
         recompute.limits(flags.get("recompute"))
-        offload.check(flags.get("offload"))
+        if "offload" in flags:
+            flags["offload"] = offload.checked(flags["offload"])
         self._active = bool(active)
         self._flags = dict(flags)
         if pipeline is not None:

@@ -58,10 +58,15 @@ RATES = {
 
 
 def on_devices(options):
-    """Returns options of a public function, with devices instead of their indices in the table."""
+    """Returns options of a public function, with devices instead of their indices in the table,
+    and a directory instead of "files"."""
     if "offload" not in options:
         return options
-    return {**options, "offload": {what: on(i) for what, i in options["offload"].items()}}
+    where = {
+        what: tempfile.gettempdir() if i == "files" else on(i)
+        for what, i in options["offload"].items()
+    }
+    return {**options, "offload": where}
 
 
 @contextlib.contextmanager

@@ -182,6 +182,7 @@ FACTORS = {
         "off the store": {"Trainer": {"update_on_kvstore": False}},
         "sharded": {"Trainer": {"shard_updates": True}},
         "offloaded": {"Trainer": {"offload": {"states": 4}}},  # the index of a device
+        "in files": {"Trainer": {"offload": {"states": "files"}}},
     },
     "rate": plain("constant", "Factor", "MultiFactor", "Cosine", "Poly"),
     "event": {
@@ -240,6 +241,7 @@ DEFAULTS = {factor: next(iter(values)) for factor, values in FACTORS.items()}
 # Optimizers for other kinds of networks or for tests of optimizers
 OTHER_OPTIMIZERS = ("groupadagrad", "test", "ccsgd")
 COMPILED = [way for way in FACTORS["way"] if way not in ("eager", "inactive")]
+OFFLOADED = ["offloaded", "in files"]
 PIPELINED = [way for way in FACTORS["way"] if "Pipeline" in FACTORS["way"][way]]
 STEPS = [way for way in PIPELINED if "TrainStep" in FACTORS["way"][way]]
 LOOPS = [way for way in PIPELINED if way not in STEPS]
@@ -386,7 +388,7 @@ REFUSED = [
         "'layer.table.weight' has row_sparse storage or gradients",
         {},
     ),
-    (({"store": ["offloaded"]}, {"layer": ["row_sparse"]}), "cannot be offloaded, because", {}),
+    (({"store": OFFLOADED}, {"layer": ["row_sparse"]}), "cannot be offloaded, because", {}),
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
     (({"placement": SPLIT}, {"parameters": [*TIED]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
@@ -487,7 +489,7 @@ REFUSED_ON_RANKS = [
     ({"event": ["export"]}, "mx.parallel.save", COMPILED_WHOLE),
     ({"event": ["save_states"]}, "mx.parallel.save", {"optimizer": "adam"}),
     ({"event": ["whole checkpoint"]}, "gather=True needs the arrays of all ranks on one", {}),
-    ({"store": ["offloaded"]}, "belongs to a rank; use devices of this process", {}),
+    ({"store": OFFLOADED}, "belongs to a rank; use devices of this process", {}),
     (
         {"recompute": ["offloaded", "offloaded layers"]},
         "cannot be offloaded in a network on devices of ranks",
