@@ -457,6 +457,7 @@ def _divide(mesh, blocks, param, cut, stage, new_division):
         dtype=param.dtype,
         differentiable=param.differentiable and not isinstance(param, Constant),
     )
+    family.name_in_files = param.name
     _values_to(param, family)
     with restored_on_errors(block for block, _ in owners):
         _replace(owners, cut, family, new_division)

@@ -29,7 +29,7 @@ from .._tree import (
     is_hybridized,
     structure_changes,
 )
-from .._whole_parameters import with_parts, with_wholes
+from .._whole_parameters import divided_names, divided_paths, with_parts, with_wholes
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, loaded_file, renamed
 from ..utils import HookHandle, brief, indent
@@ -531,7 +531,7 @@ class Block(TreeNode):
         values = {}  # parameter -> value, so that shared parameters are read only once
         for name, param in params.items():
             params[name] = values.setdefault(param, param.reduced())
-        nd.save(filename, with_wholes(self, params))
+        nd.save(filename, with_wholes(divided_paths(self), params))
 
     def load_parameters(
         self,
@@ -603,15 +603,16 @@ class Block(TreeNode):
             return
         if name_map is not None:
             loaded = renamed(loaded, name_map, source)
-        loaded = with_parts(self, loaded, source)
+        loaded = with_parts(divided_paths(self), loaded, source)
         structured = self._collect_params_with_prefix()
         if not any("." in name for name in loaded) and not any(
             name in structured for name in loaded
         ):
             params = self.collect_params()
             plain = [name[4:] if name.startswith(("arg:", "aux:")) else name for name in loaded]
-            prefix = "" if any(name in params for name in plain) else self.prefix
-            if params and plain and not any(prefix + name in params for name in plain):
+            known = {*params, *divided_names(params)}
+            prefix = "" if any(name in known for name in plain) else self.prefix
+            if params and plain and not any(prefix + name in known for name in plain):
                 raise AssertionError(
                     f"{source} holds parameters by their full names, or parameters of another "
                     f"block ({brief(plain)}); none of them is in the network ({brief(params)}; "
@@ -692,7 +693,7 @@ class Block(TreeNode):
             name[4:] if name.startswith(("arg:", "aux:")) else name: array
             for name, array in arrays.items()
         }
-        arrays = with_parts(self, arrays, source)
+        arrays = with_parts(divided_paths(self), arrays, source)
         # A shared parameter may appear under any of its names.
         there = {params[name] for name in arrays if name in params}
         wanted = {

@@ -13,6 +13,7 @@ from ... import initializer, ndarray as nd
 from ..._internal.hints import near
 from ...base import MXNetIOError
 from .._tree import devices_of_groups
+from .._whole_parameters import divided_names, with_parts, with_wholes
 from ..utils import brief, indent
 from ._constant import Constant
 from ._matching import match_attributes
@@ -270,17 +271,20 @@ class ParameterDict:
 
     def save(self, filename: str | os.PathLike[str], strip_prefix: str = "") -> None:
         """Writes all values to a ``.params`` file under the parameters' names, from which
-        `strip_prefix` is removed."""
-        arrays = {}
-        for param in self.values():
-            if not param.name.startswith(strip_prefix):
+        `strip_prefix` is removed. Parameters that `parallel.Mesh.partition` has divided are written
+        whole, if all parts are in the dict."""
+        divided = divided_names(self._params)
+        parts = {name for names, _ in divided.values() for name in names}
+        for name in (*(p.name for k, p in self.items() if k not in parts), *divided):
+            if not name.startswith(strip_prefix):
                 raise ValueError(
                     f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of "
-                    f"Parameter '{param.name}' does not start with it. The block may share "
+                    f"Parameter '{name}' does not start with it. The block may share "
                     "parameters of other blocks, or create children outside name_scope()"
                 )
-            arrays[param.name[len(strip_prefix) :]] = param.reduced()
-        nd.save(filename, arrays)
+        arrays = {key if key in parts else p.name: p.reduced() for key, p in self.items()}
+        arrays = with_wholes(divided, arrays)
+        nd.save(filename, {name[len(strip_prefix) :]: array for name, array in arrays.items()})
 
     def load(
         self,
@@ -360,6 +364,7 @@ class ParameterDict:
             restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array
             for name, array in param_dict.items()
         }
+        arrays = with_parts(divided_names(self._params), arrays, source)
         check_names(self._params, arrays, source, allow_missing, ignore_extra, len(restore_prefix))
         load_values(
             [

@@ -84,6 +84,8 @@ class Family:
     count: int
     blocks: int
     unit: int
+    # Name of the whole in files; None if files hold the parts (layers of mx.parallel).
+    name_in_files: str | None = None
 
     def __init__(
         self,
