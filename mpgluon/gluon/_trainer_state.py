@@ -26,6 +26,7 @@ from ..optimizer._nested_states import (
 )
 from ..optimizer._state_files import is_pickle, read_trainer_states
 from ..optimizer.optimizer import HALF
+from . import _whole_states as whole_states
 from .parameter import _gradient_contents as gradients
 from .parameter._parameter_dict import split_advice
 from .utils import brief
@@ -209,7 +210,7 @@ class TrainerState:
 
         arrays = {}
         header = self.describe(arrays, dict(enumerate(self.names)))
-        header["names"] = self.names
+        whole_states.join(header, arrays, self.params, self.names)
         text = json.dumps(header, sort_keys=True).encode()
         arrays[_HEADER] = nd.array(list(text), dtype="uint8")
         nd.save(fname, arrays)
@@ -278,16 +279,20 @@ class TrainerState:
         source = f"'{fname}'"
         self.check_header(header, source)
         states = header["states"]
-        numbers = self._numbers(header)
+        own = whole_states.entries_of(self.params, self.names)
+        own = whole_states.as_in_file(own, self.names, header.get("names") or states)
+        numbers = self._numbers(header, own)
+        whole_states.check_divisions(header, numbers, self.params, source)
         unknown = [name for name in states if name not in numbers]
         if unknown:
             raise MXNetError(
                 f"'{fname}' holds states of parameters that this trainer does not have: "
-                f"{brief(unknown)}; it has {brief(self.indices)}. "
-                f"{split_advice(*unknown, *self.indices)}".rstrip(". ")
+                f"{brief(unknown)}; it has {brief(own)}. "
+                f"{split_advice(*unknown, *own)}".rstrip(". ")
             )
         # Parameters that were never updated have no state, and older files do not name them.
-        given = {numbers[name] for name in header.get("names") or states if name in numbers}
+        named = header.get("names") or states
+        given = {index for name in named if name in numbers for index in numbers[name].indices}
         missing = (
             [
                 name
@@ -305,33 +310,45 @@ class TrainerState:
                 raise MXNetError(f"'{fname}' is damaged: the array '{key}' is missing")
             return arrays[key]
 
-        loaded = {}
-        for name, structure in states.items():
-            index = numbers[name]
-            loaded[index] = put_together(structure, name, array_of, source)
-            check_state(loaded[index], header["shapes"].get(name), self.params[index], source)
+        loaded, grads = {}, {}
+        for name, (indices, family) in numbers.items():
+            shape = header["shapes"].get(name)
+            if family is not None:
+                whole_states.check_shape(name, shape, family, source)
+                shape = None
+            for index in indices:
+                param = self.params[index]
+                reads = whole_states.reader(
+                    header, array_of, self.optimizer, index, param, name, family, source
+                )
+                if name in states:
+                    loaded[index] = put_together(states[name], name, reads, source)
+                    check_state(loaded[index], shape, param, source)
+                if name in header["gradients"]:
+                    grads.update(self.read_gradients(header, {index: name}, reads, source))
         self.check_states(loaded, source)
-        named = {numbers[name]: name for name in header["gradients"] if name in numbers}
-        self.take_over(
-            header,
-            loaded,
-            {numbers[name]: count for name, count in header["counts"].items() if name in numbers},
-            self.read_gradients(header, named, array_of, source),
-        )
+        counts = {
+            index: count
+            for name, count in header["counts"].items()
+            if name in numbers
+            for index in numbers[name].indices
+        }
+        self.take_over(header, loaded, counts, grads)
 
-    def _numbers(self, header):
-        """Returns the parameter index for each name in a file.
+    def _numbers(self, header, own):
+        """Returns the entry (`_whole_states.Entry`) for each name in a file. `own` has the
+        trainer's entries by name.
 
         Names are matched if they are equal. If all names differ, but only in their numbers, the
         network was created a second time. In this case, both lists are sorted by these numbers,
         which is the order of creation. (A plain sort would put dense10 before dense2.)"""
         saved = header.get("names")
-        if saved is None or all(name in self.indices for name in header["states"]):
-            return self.indices
-        saved, own = sorted(saved, key=_by_numbers), sorted(self.names, key=_by_numbers)
-        if len(saved) != len(own) or any(map(_other_name, saved, own)):
-            return self.indices
-        return {name: self.indices[mine] for name, mine in zip(saved, own)}
+        if saved is None or all(name in own for name in header["states"]):
+            return own
+        saved, names = sorted(saved, key=_by_numbers), sorted(own, key=_by_numbers)
+        if len(saved) != len(names) or any(map(_other_name, saved, names)):
+            return own
+        return {name: own[mine] for name, mine in zip(saved, names)}
 
     def _load_pickle(self, fname):
         """Reads a file of MXNet, a pickle of states by parameter index."""
@@ -561,6 +578,24 @@ def header_fault(header: Any) -> str | None:
             and is_rate(value["learning_rate"])
         )
 
+    def is_ambiguous(value):
+        return (
+            isinstance(value, list)
+            and len(value) == 2
+            and type(value[0]) is int
+            and isinstance(value[1], bool)
+        )
+
+    def is_division(value):
+        return (
+            isinstance(value, dict)
+            and isinstance(value.get("name"), str)
+            and sizes(value.get("shape"))
+            and type(value.get("axis")) is int
+            and isinstance(value.get("ranges"), list)
+            and all(sizes(span) and len(span) == 2 for span in value["ranges"])
+        )
+
     if not isinstance(header, dict):
         return "it is not a dict"
     header.setdefault("waiting", [0, 0])
@@ -570,6 +605,8 @@ def header_fault(header: Any) -> str | None:
     header.setdefault("groups", [])
     header.setdefault("loss_scaler", None)
     header.setdefault("divided_by", None)
+    header.setdefault("ambiguous", {})
+    header.setdefault("divisions", {})
     rate, scaler, by = (header.get(k) for k in ("learning_rate", "loss_scaler", "divided_by"))
     names = header.get("names")
     checks = {
@@ -588,6 +625,10 @@ def header_fault(header: Any) -> str | None:
         and all(map(gradients.is_description, header["gradients"].values())),
         "loss_scaler": scaler is None or (numbers(scaler, 2) and scaler[0] > 0),
         "divided_by": by is None or (number(by) and by > 0),
+        "ambiguous": isinstance(header["ambiguous"], dict)
+        and all(map(is_ambiguous, header["ambiguous"].values())),
+        "divisions": isinstance(header["divisions"], dict)
+        and all(map(is_division, header["divisions"].values())),
         "names": names is None
         or (isinstance(names, list) and all(isinstance(name, str) for name in names)),
     }

@@ -344,7 +344,9 @@ class Trainer(OptionsChecked):
 
         The state consists of the optimizer's state of each parameter, update counts, the loss
         scale, and, between a backward pass and its update, the gradients. It can be loaded onto any
-        placement.
+        placement. For parameters that `parallel.Mesh.partition` has divided, it has the state of
+        the whole parameter. If an optimizer of a user's class has a state that cannot be divided
+        like the parameter, the file has the states of the parts.
 
         The file is an array file like ``.params`` files. It does not contain multipliers such as
         ``lr_mult``, which belong to the parameters, schedulers, or the random state.
@@ -364,8 +366,8 @@ class Trainer(OptionsChecked):
         Raises
         ------
         MXNetError
-            If the file holds no trainer states, or belongs to other parameters or another
-            optimizer. Nothing changes in this case.
+            If the file holds no trainer states, or belongs to other parameters, to parts of
+            another division or to another optimizer. Nothing changes in this case.
         """
         self._state.load(fname)
 
