@@ -53,10 +53,13 @@ def divided_names(params: Mapping[str, Any]) -> Divided:
 
 
 def with_wholes(divided: Divided, arrays: Mapping[str, nd.NDArray]) -> dict[str, nd.NDArray]:
-    """Replaces the parts of parameters by whole parameters in the host's memory."""
+    """Replaces the parts of parameters by whole parameters in the host's memory. Keeps parts on
+    devices of ranks, so that writing them raises an error on all ranks."""
     arrays, known = dict(arrays), {}
     for whole, (names, family) in divided.items():
         if not all(name in arrays for name in names):
+            continue
+        if any(arrays[name].context.rank is not None for name in names):
             continue
         parts = [arrays.pop(name) for name in names]
         if id(family) not in known:  # shared parameters are joined once

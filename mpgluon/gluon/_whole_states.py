@@ -88,6 +88,8 @@ def _joined(header, arrays, entry, names, params, whole):
     from ..parallel._split_states import equal_if_ambiguous, is_split_over
 
     family, parts = entry.family, [params[index] for index in entry.indices]
+    if any(home.rank is not None for part in parts for home in part.homes):
+        return None  # writing the parts raises an error on all ranks
     found: dict[str, NDArray] = {}
     ambiguous = {}
     structures = [header["states"].get(name) for name in names]

@@ -32,3 +32,12 @@ def test_partitions_over_ranks_have_the_bits_of_one_process(alone, count):
     for found in bits_of(count):
         assert found.keys() == alone.keys()
         assert {name: bits for name, bits in found.items() if bits != alone[name]} == {}
+
+
+def test_files_over_ranks_raise_on_all_ranks(tmp_path):
+    done = launching.run(2, os.path.join(launching.SCRIPTS, "partitioned_files.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr[-6000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
+    assert sorted(line["rank"] for line in lines) == [0, 1]
+    for line in lines:
+        assert all("mx.parallel.save writes" in error for error in line["errors"]), line
