@@ -8,11 +8,13 @@ The networks come from random_networks.py, in double precision. Parameters, the 
 between the nodes are cut along random axes of a random mesh, evenly or not. The rows are the time
 of attention and rotary embeddings. Some networks add up by trees, and then have the same bits on
 fewer devices. The nodes of some networks are on random stages, each of which is divided over its
-own devices. In some cases, the uncut parameters are stored on another device.
+own devices. In some cases, the uncut parameters are stored on another device. Files hold whole
+parameters.
 """
 
 import os
 import sys
+import tempfile
 from itertools import starmap
 from unittest import mock
 
@@ -256,7 +258,19 @@ class Case(random_networks.Case):
         found.update(values(net))
         x = nd.array(np.random.RandomState(98).uniform(-1, 1, (3, WIDTH)), on(0), self.dtype)
         found.update({f"prediction {i}": out.asnumpy() for i, out in enumerate(net(x))})
+        if axes is not None:
+            self.check_file(net)
         return found
+
+    def check_file(self, net):
+        """Saves the partitioned network and loads it into one that is not partitioned."""
+        other = Network(self)
+        with tempfile.NamedTemporaryFile() as file:
+            net.collect_params().save(file.name)
+            other.collect_params().load(file.name)
+        wanted = values(net)
+        for name, value in values(other).items():
+            assert value.tobytes() == wanted[name].tobytes(), f"file: {name} differs\n{self}"
 
     def check(self):
         one, many = self.train(self.way), self.train(self.way, self.axes)
