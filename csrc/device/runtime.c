@@ -28,12 +28,15 @@ static bool is_cpu(const mpg_device *device) {
 
 /* Divides the cores among the CPU devices. A device id of this process either names its rank (for
  * work that all ranks submit) or names no rank (for local work). Devices of only one of these two
- * kinds are assumed to be busy at a time, so the cores are divided by the larger count. */
+ * kinds are assumed to be busy at a time, so the cores are divided by the larger count. Devices of
+ * directories don't count: they mostly copy, and offloading to them must not change the number of
+ * threads, and so the bits, of the other devices. */
 static void share_threads(void) {
   int of_rank = 0, own = 0;
   for (int i = 0; i < mpg_device_count(); i++) {
     const mpg_device *device = mpg_device_at(i);
-    if (device->id.type == MPG_CPU && !device->remote) device->id.rank ? of_rank++ : own++;
+    if (device->id.type == MPG_CPU && !device->remote && !mpg_device_directory(device))
+      device->id.rank ? of_rank++ : own++;
   }
   int cpus = of_rank > own ? of_rank : own;
   int threads =
@@ -54,7 +57,9 @@ mpg_status mpg_device_set_threads(int n) {
   return MPG_OK;
 }
 
-static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
+/* Opens a device, which takes ownership of `directory` if it is not NULL. */
+static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, char *directory,
+                               mpg_device **result) {
   MPG_TRY(mpg_device_table_reserve());
   mpg_status status = MPG_OK;
   mpg_device *device = mpg_aligned_malloc(_Alignof(mpg_device), sizeof *device);
@@ -75,6 +80,7 @@ static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg
   MPG_GOTO(mpg_failures_open(device));
   MPG_GOTO(mpg_pool_create(device, &device->pool));
   MPG_GOTO(device->backend->open(device));
+  if (directory) mpg_device_set_directory(device, directory);
   mpg_device_table_add(device);
   share_threads();
   *result = device;
@@ -90,11 +96,16 @@ fail:
 
 /* Opens a device while holding runtime.opening, so that a fork by a thread that lacks the host lock
  * still copies a consistent device table. */
-static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
+static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, char *directory,
+                              mpg_device **result) {
   pthread_mutex_lock(&runtime.opening);
-  mpg_status status = open_another(id, backend, result);
+  mpg_status status = open_another(id, backend, directory, result);
   pthread_mutex_unlock(&runtime.opening);
   return status;
+}
+
+static const mpg_backend *cpu_backend(void) {
+  return mpg_engine_get_mode() == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
 }
 
 static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
@@ -106,7 +117,7 @@ static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
   if (id.index >= count)
     return mpg_fail(MPG_ERROR, "%s does not exist: GPUs are numbered 0 to %d",
                     mpg_device_id_text(id).text, count - 1);
-  return open_device(id, &mpg_gpu_backend, result);
+  return open_device(id, &mpg_gpu_backend, NULL, result);
 }
 
 /* Opens a device of another process. All ranks compile its programs, so a GPU requires the GPU
@@ -116,7 +127,7 @@ static mpg_status open_remote(mpg_device_id id, mpg_device **result) {
   if (id.type == MPG_GPU && !mpg_gpu_library_get(&reason))
     return mpg_fail(MPG_ERROR, "%s cannot be used by rank %d, which also compiles its programs: %s",
                     mpg_device_id_text(id).text, mpg_ranks_own(), reason);
-  return open_device(id, &mpg_remote_backend, result);
+  return open_device(id, &mpg_remote_backend, NULL, result);
 }
 
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
@@ -131,9 +142,7 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
     if (mpg_device_rank(id) != mpg_ranks_own()) return open_remote(id, device);
   }
   if (id.type == MPG_CPU || id.type == MPG_CPU_SIDE)
-    return open_device(
-        id, mpg_engine_get_mode() == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend,
-        device);
+    return open_device(id, cpu_backend(), NULL, device);
   if (id.type == MPG_GPU) return open_gpu(id, device);
   return mpg_fail(MPG_ERROR, "unknown device type number %d", id.type);
 }
@@ -145,11 +154,8 @@ mpg_status mpg_device_open_in_directory(const char *directory, mpg_device **devi
   if (!own) return mpg_out_of_host_memory(strlen(directory) + 1);
   mpg_device_id id = {.type = MPG_CPU, .index = FIRST_INDEX};
   while (mpg_device_find(id)) id.index++;
-  mpg_status status = mpg_device_get(id, device);
-  if (status == MPG_OK)
-    mpg_device_set_directory(*device, own);
-  else
-    mpg_free(own);
+  mpg_status status = open_device(id, cpu_backend(), own, device);
+  if (status != MPG_OK) mpg_free(own);
   return status;
 }
 

@@ -21,14 +21,6 @@ UNITS = 160  # so that weights are in files
 pytestmark = cpus_only
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The compared bits depend on the number of threads, which a new device changes."""
-    mx.context.set_threads(1)
-    yield
-    mx.context.set_threads(0)
-
-
 def network(layers=3, dtype="float32", units=UNITS):
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -377,3 +369,12 @@ def test_removed_directory_raises(tmp_path):
         nd.ones((256, 256), ctx=device).wait_to_read()
     path.mkdir()
     assert nd.ones((256, 256), ctx=device).sum().asscalar() == 2**16
+
+
+def test_threads_of_other_devices_do_not_change(tmp_path):
+    nd.ones(2, ctx=on(0)).wait_to_read()
+    before = dict(mx.context.opened_devices())
+    files = mx.context.file_device(tmp_path)
+    after = dict(mx.context.opened_devices())
+    assert after.pop(files) == before[on(0)]
+    assert after == before
