@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import autograd
 from .._internal import ranks
 from .._internal.device_groups import is_placement
+from .._internal.sizes import byte_text
 from ..base import MXNetError, counted, itemsize
 from ..context import Context, num_gpus
 from ..gluon._tree import (
@@ -442,5 +443,4 @@ def _size(params):
     if not params or not all(shape_is_known(param.shape) for param in params):
         return text
     size = sum(math.prod(param.shape) * itemsize(param.dtype) for param in params)
-    unit, divisor = ("MB", 1e6) if size >= 1e6 else ("KB", 1e3)
-    return f"{text}, {size / divisor:.3g} {unit}"
+    return f"{text}, {byte_text(size)}"

@@ -120,8 +120,8 @@ def test_place_by_a_list_prints_where_layers_are(capsys):
     net.place(["cpu(0)", "cpu(1)"])
     assert capsys.readouterr().out == (
         "HybridSequential 'net':\n"
-        "  cpu(0): 0 (1 parameter, 0.008 KB)\n"
-        "  cpu(1): 1 (1 parameter, 0.008 KB)\n"
+        "  cpu(0): 0 (1 parameter, 8 B)\n"
+        "  cpu(1): 1 (1 parameter, 8 B)\n"
         "  arrays move before 1, from cpu(0) to cpu(1)\n"
         "  moved: 0 parameters\n"
     )

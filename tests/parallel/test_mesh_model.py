@@ -291,12 +291,12 @@ def test_place_prints_the_devices_of_split_layers(first, capsys):
     net.place(par.Mesh({"stage": 2, "model": 2}, [a, b, c, d]), split={"0": "column", "1": "row"})
     assert capsys.readouterr().out == (
         "HybridSequential 'net':\n"
-        f"  {c}: 2 (2 parameters, 0.032 KB)\n"
-        f"  split over {a} + {b}: 0 (4 parameters, 0.224 KB)\n"
-        f"  split over {c} + {d}: 1 (3 parameters, 0.144 KB)\n"
+        f"  {c}: 2 (2 parameters, 32 B)\n"
+        f"  split over {a} + {b}: 0 (4 parameters, 224 B)\n"
+        f"  split over {c} + {d}: 1 (3 parameters, 144 B)\n"
         f"  arrays move before 1, from {a} to {c}\n"
         + (
-            "  moved: 7 parameters, 0.288 KB\n"  # all but the parts on the first device
+            "  moved: 7 parameters, 288 B\n"  # all but the parts on the first device
             if first
             else "  moved: 0 parameters\n"
         )
@@ -305,7 +305,7 @@ def test_place_prints_the_devices_of_split_layers(first, capsys):
     net.place(par.Mesh({"data": 2, "model": 2, "stage": 2}, DEVICES))
     printed = capsys.readouterr().out
     assert f"  split over {a} + {c}, {rest[0]} + {rest[2]}: 0 (4 parameters" in printed
-    assert "  moved: 9 parameters, 0.4 KB\n" in printed
+    assert "  moved: 9 parameters, 400 B\n" in printed
 
 
 def test_failed_place_keeps_the_network():

@@ -202,10 +202,10 @@ def test_place_prints_devices_and_moves(capsys):
     made().place({"output": on(1)})
     assert capsys.readouterr().out == (
         "Net 'net':\n"
-        f"  {on(1)}: output (2 parameters, 0.144 KB)\n"
-        f"  {on(0)}: features.0, features.1, features.2 (8 parameters, 0.64 KB)\n"
-        "  not placed: 1 parameter, 0.032 KB\n"
-        "  moved: 2 parameters, 0.144 KB\n"
+        f"  {on(1)}: output (2 parameters, 144 B)\n"
+        f"  {on(0)}: features.0, features.1, features.2 (8 parameters, 640 B)\n"
+        "  not placed: 1 parameter, 32 B\n"
+        "  moved: 2 parameters, 144 B\n"
     )
     made().place({"": on(1)}, verbose=False)
     assert capsys.readouterr().out == ""

@@ -98,7 +98,7 @@ BACKEND = "unknown backend 'TensorRT'"
         ),
         (["exact must be True or False", "'no'"], lambda net: net.hybridize(exact="no")),
         (
-            ["recompute must be True, False, a number of bytes", "64XB"],
+            ["recompute must be a number of bytes", "64XB"],
             lambda net: net.hybridize(recompute="64XB"),
         ),
         ([BACKEND, "omit the argument"], lambda net: net.hybridize(backend="TensorRT")),

@@ -1,25 +1,19 @@
 """The option ``recompute`` of `HybridBlock.hybridize`."""
 
-import re
-
 from ... import _core
+from ..._internal import domain
 from ...base import MXNetError
 
 
 def _bytes(value):
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", value.upper())
-        if isinstance(value, str)
-        else None
-    )
-    if match is None:
+    if type(value) is int and value == 0:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise MXNetError(
             "hybridize: recompute must be True, False, a number of bytes, a string such as "
             f"'64MB', or a dict from contexts to bytes, not {value!r}"
         )
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
+    return int(domain.byte_count("hybridize", "recompute", value))
 
 
 def limits(value):

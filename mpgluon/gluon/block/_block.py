@@ -433,10 +433,10 @@ class Block(TreeNode):
         >>> net.initialize()
         >>> net = net.place({"0": mx.cpu(0), "1": mx.cpu(1)})
         HybridSequential 'net':
-          cpu(0): 0 (2 parameters, 0.16 KB)
-          cpu(1): 1 (2 parameters, 0.072 KB)
+          cpu(0): 0 (2 parameters, 160 B)
+          cpu(1): 1 (2 parameters, 72 B)
           arrays move before 1, from cpu(0) to cpu(1)
-          moved: 2 parameters, 0.072 KB
+          moved: 2 parameters, 72 B
         >>> net(nd.ones((1, 4))).context
         cpu(1)
         """
