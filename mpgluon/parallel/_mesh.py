@@ -400,11 +400,11 @@ class Mesh:
             Maps regular expressions for parameters (paths such as ``encoder.0.qkv.weight``, or
             names), and inputs (``data0``, ``data1``, ...), to tuples with an axis of the mesh, or
             None, for each dimension: ``{'.*qkv.weight': ('model', None), 'data0': 'data'}``.
-            Trailing None can be omitted. ``('data', 'shard')`` as an entry cuts a dimension along
+            Trailing None can be omitted. ``('data', 'shard')`` as an entry cuts an input along
             two axes. ``'model:3'`` cuts each of three equal blocks of a dimension (queries, keys
             and values), and ``'model:3:64'`` cuts them in multiples of 64 (a head).
-            Parameters that are cut along ``shard`` alone are stored in parts, and gathered when
-            they are used (fully sharded data parallelism).
+            Parameters cut along ``shard`` alone are stored in parts, and gathered when they are
+            used (fully sharded data parallelism). ``[('model', 'shard')]`` gathers parts.
             By default, the first dimension of each input is cut along ``data`` and ``shard``, and
             all parameters that are large enough are stored in parts along ``shard``.
         partition : {'fast', 'exact'}, default 'fast'

@@ -62,6 +62,7 @@ class Joined(NamedTuple):
     names: list[str]  # attributes of the parts
     axes: str  # annotation of the whole
     stored: bool  # whether it is only stored in parts
+    kept: str | None  # annotation of the parts, if they are gathered into larger ones
     family: Family
 
 
@@ -71,10 +72,20 @@ class Cut(NamedTuple):
     path: str
     dim: int
     axis: str  # of the mesh
+    shards: bool  # whether each part is stored in parts along the axis 'shard'
     blocks: int
     unit: int
     axes: str
     stored: bool
+
+    def devices(self, mesh: Any, stage: int) -> list[Context]:
+        """Returns the devices of the parts."""
+        along = range(mesh.size("shard")) if self.shards else [0]
+        return [
+            mesh.device(**{"stage": stage, "shard": k, self.axis: i})
+            for i in range(mesh.size(self.axis))
+            for k in along
+        ]
 
 
 class Division:
@@ -111,11 +122,11 @@ class Division:
             arrays[name] = nd.contrib.sharded(here, mesh=self.mesh, stored=True)
         for name, part in self.parts.items():
             pieces = [arrays.pop(key).as_in_context(self.home) for key in part.names]
+            whole = part.family.join(pieces)
+            if part.kept is not None:
+                whole = nd.contrib.sharded(whole, axes=part.kept, mesh=self.mesh, stored=True)
             arrays[name] = nd.contrib.sharded(
-                part.family.join(pieces),
-                axes=part.axes,
-                mesh=self.mesh,
-                stored=part.stored,
+                whole, axes=part.axes, mesh=self.mesh, stored=part.stored
             )
         return arrays
 
@@ -275,8 +286,9 @@ class _Plan:
                 self.parameters.setdefault(path, (entries, entries == ["shard"]))
 
 
-def _cut_of(entries, path, param):
-    """Returns (axis of the parameter, axis of the mesh, blocks, unit) of an annotation."""
+def _cut_of(mesh, entries, path, param):
+    """Returns (axis of the parameter, axis of the mesh, whether its parts are cut along 'shard',
+    blocks, unit) of an annotation."""
     if is_state(param):
         raise MXNetError(
             f"Mesh.partition: '{path}' is updated in the forward pass (differentiable=False) and "
@@ -288,19 +300,45 @@ def _cut_of(entries, path, param):
             f"{param.shape}"
         )
     cut = [(dim, entry) for dim, entry in enumerate(entries) if entry]
-    if len(cut) != 1 or "+" in cut[0][1]:
+    if len(cut) != 1 or "+" in cut[0][1].removesuffix("+shard") or cut[0][1] == "data+shard":
         raise MXNetError(
             f"Mesh.partition: parameter '{path}' must be cut along one axis of the mesh in one "
-            f"dimension, not ({', '.join(entry or 'None' for entry in entries)})"
+            "dimension, or along one axis and 'shard' in the same dimension, as by "
+            f"{{'{path}': [('model', 'shard')]}}, not "
+            f"({', '.join(entry or 'None' for entry in entries)})"
         )
     dim, entry = cut[0]
-    match = re.fullmatch(r"(\w+)(?::([1-9]\d*))?(?::([1-9]\d*))?", entry)
+    match = re.fullmatch(r"(\w+)(?::([1-9]\d*))?(?::([1-9]\d*))?", entry.removesuffix("+shard"))
     if match is None:
         raise ValueError(
             f"Mesh.partition: {entry!r} in the axes of '{path}' is malformed; expected 'axis', "
             "'axis:blocks' or 'axis:blocks:unit' with positive integers"
         )
-    return dim, match[1], int(match[2] or 1), int(match[3] or 1)
+    axis, blocks, unit = match[1], int(match[2] or 1), int(match[3] or 1)
+    shards = entry.endswith("+shard")
+    if shards:
+        _check_shards(mesh, axis, param.shape[dim] // (blocks * unit), path)
+    return dim, axis, shards, blocks, unit
+
+
+def _check_shards(mesh, axis, size, path):
+    """Checks that parts along an axis of the mesh can be cut again along 'shard'."""
+    for name in (axis, "shard"):
+        if name in mesh.weights:
+            raise MXNetError(
+                f"Mesh.partition: '{path}' cannot be cut along both '{axis}' and 'shard', because "
+                f"the shares of '{name}' are not equal; cut it along one of them"
+            )
+    count = mesh.size(axis) * mesh.size("shard")
+    if axis == "shard" or size % count:
+        raise ValueError(
+            f"Mesh.partition: '{path}' cannot be cut along '{axis}' and 'shard', because "
+            + (
+                "these are the same axis"
+                if axis == "shard"
+                else f"{size} is not a multiple of {count}"
+            )
+        )
 
 
 def _values_to(param, family):
@@ -386,9 +424,9 @@ def partition(
     for path, (entries, stored) in work.parameters.items():
         param = by_path[path]
         _check_known(param, path)
-        cut = Cut(path, *_cut_of(entries, path, param), ",".join(entries), stored)
+        cut = Cut(path, *_cut_of(mesh, entries, path, param), ",".join(entries), stored)
         cuts.setdefault(param, cut)
-        count, weights = mesh.size(cut.axis), mesh.weights.get(cut.axis)
+        count, weights = len(cut.devices(mesh, 0)), mesh.weights.get(cut.axis)
         try:
             Family(path, param.shape, cut.dim, count, cut.blocks, cut.unit, weights)
         except ValueError as error:
@@ -449,7 +487,7 @@ def _divide(mesh, blocks, param, cut, stage, new_division):
         name,
         param.shape,
         cut.dim,
-        mesh.line(cut.axis, stage=stage),
+        cut.devices(mesh, stage),
         cut.blocks,
         cut.unit,
         weights=mesh.weights.get(cut.axis),
@@ -464,7 +502,8 @@ def _divide(mesh, blocks, param, cut, stage, new_division):
     param.joined = mesh.device(stage=stage), family.members
     param.arrays = param.gradients = None
     param.deferred_init = ()
-    param.replaced = f"Mesh.partition has divided '{cut.path}' along '{cut.axis}'"
+    param.replaced = f"Mesh.partition has divided '{cut.path}' along "
+    param.replaced += f"'{cut.axis}'" + (" and 'shard'" if cut.shards else "")
 
 
 def _replace(owners, cut, family, new_division):
@@ -481,5 +520,6 @@ def _replace(owners, cut, family, new_division):
         division = new_division(block)
         if former is not None:
             division.parts.update(former.parts)
-        division.parts[own] = Joined(names, cut.axes, cut.stored, family)
+        axes, kept = (cut.axes.replace("+shard", ""), cut.axes) if cut.shards else (cut.axes, None)
+        division.parts[own] = Joined(names, axes, cut.stored, kept, family)
         set_division(block, division)

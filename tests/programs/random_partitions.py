@@ -12,6 +12,7 @@ own devices. In some cases, the uncut parameters are stored on another device. F
 parameters.
 """
 
+import math
 import os
 import sys
 import tempfile
@@ -43,6 +44,7 @@ MESHES = [
     {"model": 2},
     {"data": 2, "model": 2},
     {"data": 2, "shard": 2},
+    {"shard": 2, "model": 2},
     {"data": [1, 2], "model": 3},
     {"data": 2, "context": 2, "model": 2},
 ]
@@ -198,10 +200,16 @@ class Case(random_networks.Case):
         return result
 
     def cut(self, path, shape):
-        """Adds a parameter to the plan, cut along one axis."""
+        """Adds a parameter to the plan, cut along one axis, and possibly along 'shard' as well."""
         axis = str(self.draw.choice([*self.axes]))
         dim = self.draw.randint(len(shape))
         entry = self.entry(axis, shape[dim])
+        if entry and axis == "model" and "shard" in self.axes:
+            sizes = self.leaves or self.axes
+            parts = sizes["model"] * sizes["shard"]
+            pieces = math.prod(int(number) for number in entry.split(":")[1:]) * parts
+            if shape[dim] % pieces == 0 and self.draw.rand() < 0.6:
+                entry += "+shard"
         if entry:
             self.plan[path] = (*[None] * dim, entry)
 

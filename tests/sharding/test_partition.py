@@ -190,6 +190,10 @@ SPLIT = {
     r".*mlp\.down\.weight": (None, "model"),
 }
 HALVES = {"model": 2}
+QUARTERS = {
+    key: tuple(entry and (entry, "shard") for entry in ([axes] if axes == "model" else axes))
+    for key, axes in SPLIT.items()
+}
 # Networks: how to make them, the shapes of their batches (and the vocabulary), and plans.
 NETWORKS = {
     "mlp": (
@@ -310,6 +314,8 @@ NETWORKS = {
             ({"data": 2, "model": 2}, {**SPLIT, "data0": "data", "embed.weight": (None, "model")}),
             ({"context": 2}, {"data0": (None, "context")}),
             ({"shard": 2, "model": 2}, {**SPLIT, "data0": "shard", "head.weight": "shard"}),
+            ({"shard": 2, "model": 2}, {**QUARTERS, "data0": "shard", "head.weight": "shard"}),
+            ({"data": 2, "model": 2, "shard": 2}, {**QUARTERS, "data0": (("data", "shard"),)}),
         ],
     ),
     "gpt2": (
@@ -356,6 +362,10 @@ def test_a_partitioned_network_trains_as_on_one_device(name, axes, plan, on_one_
 PLANS = [
     ({"data": 2, "shard": 2}, None),
     ({"data": 2, "model": 2}, {"data0": "data", "0.weight": "model", "2.weight": (None, "model")}),
+    (
+        {"shard": 2, "model": 2},
+        {"data0": "shard", "0.weight": "model+shard", "2.weight": (None, "model+shard")},
+    ),
 ]
 
 

@@ -271,6 +271,7 @@ def test_parameters_of_before_are_refused():
         ({"0.weight": ("shard", "data")}, "must be cut along one axis"),
         ({"0.weight": (("data", "shard"),)}, "must be cut along one axis"),
         ({"0.weight": ()}, "must be cut along one axis"),
+        ({"0.weight": (("shard", "shard"),)}, "these are the same axis"),
         ({"0.weight": (None, None, "shard")}, "3 dimensions of '0.weight', whose shape is"),
         ({"0.weight": "shard:5"}, "not a multiple of 5"),
         ({"0.weight": "shard", "3.weight": "shard:1:10"}, "it has only 1 groups of 10"),

@@ -20,6 +20,10 @@ DIVISIONS = {
     "uneven": ({"shard": [3, 1]}, BIG),
     "model": ({"model": 2}, {"0.weight": "model", "1.weight": (None, "model"), "1.bias": "model"}),
     "stages": ({"stage": 2, "shard": 2}, BIG),
+    "quarters": (
+        {"model": 2, "shard": 2},
+        {"0.weight": "model+shard", "1.weight": (None, "model+shard"), "2.weight": "model:3+shard"},
+    ),
     "blocks": ({"model": 2}, {"0.weight": "model:3", "2.weight": "model:1:2"}),
 }
 

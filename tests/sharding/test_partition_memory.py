@@ -20,18 +20,8 @@ def in_use(devices):
     return [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
 
 
-@pytest.mark.parametrize("shares", [[1, 1], [1, 1, 1], [3, 1]], ids=str)
-def test_devices_hold_their_share_and_the_layers_in_use(shares):
-    """The bound is ZeRO-3's: each device holds its share of everything, two whole layers (in
-    use, and the next one) and the gradient of one."""
-    devices = [on(i) for i in range(len(shares))]
-    before = in_use(devices)
-    net = nn.HybridSequential()
-    for _ in range(LAYERS):
-        net.add(nn.Dense(UNITS, activation="relu", use_bias=False, in_units=UNITS))
-    net.initialize(ctx=devices[0])
-    axis = len(shares) if len(set(shares)) == 1 else shares
-    mx.parallel.Mesh({"shard": axis}, devices).partition(net)
+def train_three_steps(net, devices):
+    """Returns the peak memory of the last step on each device."""
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "adam")
     x = nd.random.normal(shape=(8, UNITS), ctx=devices[0])
@@ -44,13 +34,49 @@ def test_devices_hold_their_share_and_the_layers_in_use(shares):
         y.backward()
         trainer.step(8)
         nd.waitall()
-    for ctx, share, base in zip(devices, shares, before):
+    return [mx.context.memory_stats(ctx)["peak_in_use"] for ctx in devices]
+
+
+def make_layers(ctx):
+    net = nn.HybridSequential()
+    for _ in range(LAYERS):
+        net.add(nn.Dense(UNITS, activation="relu", use_bias=False, in_units=UNITS))
+    net.initialize(ctx=ctx)
+    return net
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [1, 1, 1], [3, 1]], ids=str)
+def test_devices_hold_their_share_and_the_layers_in_use(shares):
+    """The bound is ZeRO-3's: each device holds its share of everything, two whole layers (in
+    use, and the next one) and the gradient of one."""
+    devices = [on(i) for i in range(len(shares))]
+    before = in_use(devices)
+    net = make_layers(devices[0])
+    axis = len(shares) if len(set(shares)) == 1 else shares
+    mx.parallel.Mesh({"shard": axis}, devices).partition(net)
+    for peak, share, base in zip(train_three_steps(net, devices), shares, before):
         own = ADAM * LAYERS * LAYER * share / sum(shares)
-        peak = mx.context.memory_stats(ctx)["peak_in_use"] - base
-        assert own <= peak <= 1.03 * (own + 3 * 4 * LAYER), (peak / LAYER, own / LAYER)
+        assert own <= peak - base <= 1.03 * (own + 3 * 4 * LAYER), (peak / LAYER, own / LAYER)
     [entry] = net.compiled()
     for device in entry["devices"].values():
         assert device["planned"]["total"] <= 3.5 * 4 * LAYER
+
+
+def test_parts_of_split_layers_are_stored_in_parts():
+    """Each device holds a quarter of everything, and gathers the half of a layer that it uses."""
+    devices = [on(i) for i in range(4)]
+    before = in_use(devices)
+    net = make_layers(devices[0])
+    cut = ("model", "shard")
+    plan = {f"{i}.weight": (None, cut) if i % 2 else (cut,) for i in range(LAYERS)}
+    mesh = mx.parallel.Mesh({"shard": 2, "model": 2}, devices)
+    mesh.partition(net, {**plan, "data0": "shard"})
+    for peak, base in zip(train_three_steps(net, devices), before):
+        own = ADAM * LAYERS * LAYER / 4
+        assert own <= peak - base <= 1.03 * (own + 3 * 4 * LAYER / 2), (peak / LAYER, own / LAYER)
+    moves = net.compiled().shardings().transfers
+    gathered = sum(move["bytes"] for move in moves if "sharded" in move["op"] and move["kind"] == "gather")
+    assert gathered == LAYERS * 4 * LAYER  # a quarter of a layer for each device
 
 
 @pytest.mark.parametrize("shares", [[1, 1], [1, 1, 1], [3, 1]], ids=str)

@@ -317,6 +317,7 @@ static mpg_status fetch_shared(expansion *e, const fetching *f, const mpg_coordi
 
 static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
                         const mpg_coordinates *place, fetch_kind kind, mpg_value *result) {
+  if (e->p->values[value].same_as) value = e->p->values[value].same_as - 1;
   mpg_part_value *own = &e->p->values[value];
   fetching f = {
       .value = value, .mesh = e->p->mesh_of[value], .want = want, .place = place, .kind = kind};
@@ -650,6 +651,22 @@ static bool joins_parts(const mpg_graph *graph, mpg_value join, const mpg_shape 
              mpg_shape_product(whole, 0, cut->digit.axis) * cut->digit.outer;
 }
 
+/* Lists the axes of the mesh that divide one dimension of an array, the slowest first. Returns
+ * their number; 0 if several dimensions are divided. */
+static int axes_of_cuts(const mpg_mesh *mesh, const mpg_layout *layout, int *axes) {
+  int count = 0;
+  for (int m = 0; m < mesh->num_axes; m++) {
+    const mpg_digit *digit = &layout->cuts[m].digit;
+    if (!layout->cuts[m].on) continue;
+    int i = count++;
+    for (; i > 0 && layout->cuts[axes[i - 1]].digit.outer > digit->outer; i--)
+      axes[i] = axes[i - 1];
+    axes[i] = m;
+    if (digit->axis != layout->cuts[axes[0]].digit.axis) return 0;
+  }
+  return count;
+}
+
 /* True if an annotated value is the concatenation of its parts, which are on their devices already.
  * Then uses them as its pieces. */
 static bool is_stored(expansion *e, uint32_t n) {
@@ -657,24 +674,25 @@ static bool is_stored(expansion *e, uint32_t n) {
   const mpg_node *node = &graph->nodes[n];
   mpg_part_value *own = &e->p->values[node->values];
   const mpg_mesh *mesh = e->p->mesh_of[node->values];
-  int axis = -1;
-  for (int m = 0; m < mesh->num_axes; m++) {
-    if (!own->layout.cuts[m].on) continue;
-    if (axis >= 0) return false;
-    axis = m;
-  }
+  int axes[MPG_MESH_AXES], count = axes_of_cuts(mesh, &own->layout, axes);
+  uint32_t parts = 1;
+  for (int i = 0; i < count; i++) parts *= (uint32_t)mesh->axes[axes[i]].size;
   mpg_value join = mpg_node_inputs(graph, node)[0];
   while (mpg_node_is_reshape(&graph->nodes[join.node]))
     join = mpg_node_inputs(graph, &graph->nodes[join.node])[0];
   const mpg_node *concat = &graph->nodes[join.node];
   const mpg_shape *whole = &graph->values[node->values].desc.shape;
-  if (axis < 0 || !joins_parts(graph, join, whole, &own->layout.cuts[axis]) ||
-      (int)concat->num_inputs != mesh->axes[axis].size)
+  if (!count || !joins_parts(graph, join, whole, &own->layout.cuts[axes[0]]) ||
+      concat->num_inputs != parts)
     return false;
   mpg_coordinates place = {{0}};
-  for (uint32_t k = 0; k < concat->num_inputs; k++) {
+  for (uint32_t k = 0; k < parts; k++) {
     mpg_value piece = stored_piece(graph, mpg_node_inputs(graph, concat)[k]);
-    place.at[axis] = (int)k;
+    for (uint32_t i = (uint32_t)count, rest = k; i-- > 0;) {
+      uint32_t size = (uint32_t)mesh->axes[axes[i]].size;
+      place.at[axes[i]] = (int)(rest % size);
+      rest /= size;
+    }
     mpg_shape shape = mpg_layout_shape(mesh, &own->layout, &place, whole);
     const mpg_part_value *from = &e->p->values[mpg_value_index(graph, piece)];
     if (!mpg_device_id_equal(mpg_graph_at(graph, piece)->device, mpg_mesh_device(mesh, &place)) ||
@@ -703,10 +721,12 @@ static bool is_stored_whole(expansion *e, uint32_t n) {
 
 static mpg_status expand_annotation(expansion *e, uint32_t n) {
   const mpg_node *node = &e->p->graph->nodes[n];
-  const mpg_part_value *own = &e->p->values[node->values];
+  mpg_part_value *own = &e->p->values[node->values];
   const mpg_mesh *mesh = e->p->mesh_of[node->values];
   if (is_stored_whole(e, n) || is_stored(e, n)) return MPG_OK;
   uint32_t input = mpg_value_index(e->p->graph, mpg_node_inputs(e->p->graph, node)[0]);
+  if (e->p->values[input].stored) own->same_as = input + 1;
+  if (own->same_as) return MPG_OK;
   bool axes[MPG_MESH_AXES];
   for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = own->layout.cuts[m].on;
   mpg_coordinates place = {{0}};

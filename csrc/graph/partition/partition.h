@@ -63,6 +63,7 @@ typedef struct mpg_part_value {
   bool fixed;                  /* annotated */
   bool stored;                 /* the layout is only how the value is stored, and does not spread */
   /* Expansion. */
+  uint32_t same_as;            /* 1 + the value that is fetched instead; 0 for this value */
   mpg_value *pieces;           /* per device of the mesh */
   struct mpg_fetched *fetched; /* parts with other layouts */
 } mpg_part_value;
