@@ -21,6 +21,10 @@ MODEL = (
     {"data": 2, "model": 2},
     {"data0": "data", "0.weight": "model", "2.weight": (None, "model")},
 )
+QUARTERS = (
+    {"shard": 2, "model": 2},
+    {"data0": "shard", "0.weight": "model+shard", "2.weight": (None, "model+shard")},
+)
 STAGES = {"stage": 2, "model": 2}, {"0.weight": "model", "2.weight": (None, "model")}
 STAGES_OF_SHARDS = {"shard": 2, "stage": 2}, None
 ADAM = "adam", {"learning_rate": 1e-2}
@@ -64,6 +68,7 @@ WHERE = {
     "shard": (SHARD, ["hybridized", "eager"], [(1, "gpipe"), (4, "gpipe")]),
     "uneven": (UNEVEN, ["recomputed", "clipped"], [(4, "gpipe")]),
     "model": (MODEL, ["hybridized", "clipped"], [(4, "gpipe")]),
+    "quarters": (QUARTERS, ["hybridized", "clipped"], [(4, "gpipe")]),
     "stages": (STAGES, ["hybridized", "clipped"], [(4, "gpipe"), (4, "1f1b")]),
     "stages_of_shards": (STAGES_OF_SHARDS, ["recomputed", "eager"], [(1, "gpipe"), (4, "1f1b")]),
 }
