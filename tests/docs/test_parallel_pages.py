@@ -38,7 +38,7 @@ def chosen(scope, printed):
         ("one device", "fits with"),
         ("shard 7:3", "fits with"),
         ("shard 4", "fits"),
-        ("shard 4", "lacks 18"),
+        ("stage 4", "lacks 13"),
     ]
 
 

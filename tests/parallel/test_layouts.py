@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import autograd, gluon, nd, parallel
 from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import text, vision
 from mpgluon.parallel import Mesh, _partition, layouts
+from mpgluon.parallel._planner import staged_layout
 from programs import random_partitions
 from programs.random_partitions import WIDTH
 from support.devices import cpus_only
@@ -57,8 +58,14 @@ NETWORKS = {
 }
 
 
+def results(outputs):
+    """The loss of a pipeline whose results get gradients of ones, as by `backward`."""
+    return outputs
+
+
 def trained(net, layout, x, devices=DEVICES):
-    """Trains a network by a layout. Returns its loss and the peak bytes of each device."""
+    """Trains a network by a layout. Returns its results, the peak bytes of each device, and the
+    description of the compiled programs."""
     devices = devices[: len(layout.bytes)]
     gc.collect()
     nd.waitall()
@@ -67,20 +74,26 @@ def trained(net, layout, x, devices=DEVICES):
     net.initialize(mx.init.Uniform(0.05), ctx=None if layout.axes else devices[0])
     net.hybridize(recompute=layout.recompute(devices))
     x = x.as_in_context(devices[0])
-    trainer = None
+    trainer, pipelined = None, None
     for step in range(3):
-        with autograd.record():
-            y = net(x)
-        y.backward()
-        trainer = trainer or gluon.Trainer(net.collect_params(), "adam")
-        trainer.step(len(x))
+        if layout.pipeline is not None:
+            trainer = trainer or gluon.Trainer(net.collect_params(), "adam")
+            pipelined = pipelined or parallel.TrainStep(net, results, trainer, layout.pipeline)
+            y = pipelined(x, [])
+        else:
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            trainer = trainer or gluon.Trainer(net.collect_params(), "adam")
+            trainer.step(len(x))
         nd.waitall()
         if step == 1:
             del y
             for ctx in devices:
                 mx.context.reset_peak_memory(ctx)
     peaks = [mx.context.memory_stats(ctx)["peak_in_use"] for ctx in devices]
-    return y.asnumpy(), [peak - base for peak, base in zip(peaks, before)]
+    entry = (net if pipelined is None else pipelined).compiled()[-1]
+    return y.asnumpy(), [peak - base for peak, base in zip(peaks, before)], entry
 
 
 @pytest.fixture(scope="module")
@@ -98,31 +111,33 @@ def test_bytes_are_those_of_training(name, memory):
     make, x = NETWORKS[name]
     found = layouts(make(), x, memory, devices=DEVICES[: len(memory)], progress=False)
     names = {axis for layout in found for axis in layout.axes}
-    assert names == {"data", "shard", "model", *(["context"] if name == "llama" else [])}
+    assert names == {
+        *("stage", "data", "shard", "model"),
+        *(["context"] if name == "llama" else []),
+    }
     assert not found.skipped or name != "llama", found.skipped
     for layout in found:
-        net = make()
-        y, peaks = trained(net, layout, x)
+        y, peaks, entry = trained(make(), layout, x)
         around = 1.125 * (2 * y.nbytes + 4 * x.size)  # the result, its gradient and the input
         # Programs have the same bytes with and without values.
-        entry = net.compiled()[-1]
         for ctx, one, peak in zip(DEVICES, layout.bytes, peaks):
-            planned = entry["devices"][str(ctx)]["planned"]["total"]
+            device = entry["devices"].get(str(ctx), {"peak": 0})
+            planned = device["peak"] if layout.pipeline else device["planned"]["total"]
             assert 0 <= one.values - planned <= around + planned / 8, layout
             # Convolutions allocate temporary memory.
             most = 1.12 if name == "resnet" else 1.05
             assert 0.9 * one.total <= peak <= most * one.total + 2**16, (layout, ctx, peak)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_layouts_compute_the_same(number):
     x = tokens()
     found = layouts(llama(), x, ["1GB"] * 2, devices=DEVICES[:2], progress=False)
-    results = []
+    computed = []
     for layout in (found[number], found[-1]):
         mx.random.seed(3)
-        results.append(trained(llama(), layout, x)[0])
-    np.testing.assert_allclose(*results, rtol=2e-3, atol=2e-4)
+        computed.append(trained(llama(), layout, x)[0])
+    np.testing.assert_allclose(*computed, rtol=2e-3, atol=2e-4)
 
 
 def test_plans_cut_transformers_by_heads_and_hidden_units():
@@ -186,7 +201,7 @@ def test_recomputation_is_tried_if_nothing_fits():
     [layout] = layouts(llama(6), tokens(), [limit], progress=False)
     assert layout.fits and layout.recompute([mx.gpu(3)]) == {mx.gpu(3): layout.budget[0]}
     assert alone.recompute() is False
-    _, [peak] = trained(llama(6), layout, tokens())
+    _, [peak], _ = trained(llama(6), layout, tokens())
     assert peak <= 1.03 * limit
     assert "recompute" in repr(layout)
 
@@ -255,7 +270,95 @@ def test_losses_and_labels():
     found = layouts(
         mlp(), x, ["1GB"] * 2, loss=loss, labels=nd.zeros((16,)), optimizer="sgd", progress=False
     )
-    assert {axis for layout in found for axis in layout.axes} == {"data", "shard", "model"}
+    names = {axis for layout in found for axis in layout.axes}
+    assert names == {"stage", "data", "shard", "model"}
+
+
+class Mixture(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(64, in_units=64, flatten=False)
+        self.moe = nn.MoE(64, 128, experts=8, k=2, in_units=64)
+
+    def hybrid_forward(self, F, x):
+        return self.moe(self.first(x))
+
+
+@pytest.mark.usefixtures("used_devices")
+@pytest.mark.parametrize("count", [2, 4])
+def test_experts_are_divided(count):
+    """Along `expert`, alone and with one other axis. Training needs the predicted bytes."""
+    x = nd.zeros((16, 8, 64))
+    memory, devices = ["1GB"] * count, DEVICES[:count]
+    found = layouts(Mixture(), x, memory, devices=devices, progress=False)
+    divided = {layout.name: layout for layout in found if "expert" in layout.axes}
+    assert set(divided) == ({"expert 2"} if count == 2 else {"expert 4", "stage 2, expert 2"})
+    for name, layout in divided.items():
+        assert layout.plan["moe.up_weight"] == "expert"
+        if name.startswith("expert"):
+            assert layout.largest.weights < found[-1].largest.weights / count * 1.3
+        _, peaks, _ = trained(Mixture(), layout, x, devices)
+        for one, peak in zip(layout.bytes, peaks):
+            assert 0.85 * one.total <= peak <= 1.1 * one.total + 2**16, (layout, peak)
+    assert not [
+        1
+        for layout in layouts(mlp(), nd.zeros((16, 64)), memory, progress=False)
+        if "expert" in layout.axes
+    ]
+
+
+def test_stages_need_blocks_in_sequence_and_rows():
+    """Otherwise, no pipeline is tried. A network of two blocks has no four stages."""
+    for net, rows, counts in (
+        (in_sequence(nn.Dense(128, in_units=64)), 16, []),
+        (Mixture(), 16, [2]),
+        (mlp(), 16, [2, 4]),
+        (mlp(), 1, []),
+    ):
+        shape = (rows, 8, 64) if isinstance(net, Mixture) else (rows, 64)
+        found = layouts(net, nd.zeros(shape), ["1GB"] * 4, progress=False)
+        sizes = {layout.axes["stage"] for layout in found if "stage" in layout.axes}
+        assert sizes == set(counts) and "stage 4" not in found.skipped
+
+
+def test_pipelines_have_stages_of_equal_rows():
+    for rows, axes, count in (
+        (16, {"stage": 2}, 8),
+        (12, {"stage": 2}, 6),
+        (7, {"stage": 2}, 7),
+        (13, {"stage": 2}, 8),
+        (16, {"stage": 4, "data": 2}, 8),
+        (3, {"stage": 2, "shard": 2}, 0),
+    ):
+        assert staged_layout.micro_batches(rows, axes) == count, (rows, axes)
+
+
+def test_pipelines_of_predictions():
+    x = tokens(8)
+    found = layouts(llama(), x, ["1GB"] * 2, train=False, progress=False)
+    [layout] = [one for one in found if one.axes == {"stage": 2}]
+    net = layout.partition(llama(), DEVICES[:2])
+    net.initialize()
+    net.hybridize(pipeline=layout.pipeline)
+    net(x.as_in_context(DEVICES[0]))
+    entry = net.compiled()[-1]
+    for ctx, one in zip(DEVICES, layout.bytes):
+        assert entry["devices"][str(ctx)]["peak"] <= one.values
+    assert layout.sent == sum(8 * stage["bytes_sent"] for stage in entry["stages"])
+    assert "8 micro-batches" in repr(layout) and "8 micro-batches" in repr(found)
+
+
+def test_each_axis_of_the_best_layout_has_a_line():
+    """Also of a pipeline, if it alone fits."""
+    [alone] = layouts(llama(6), tokens(8), ["1GB"], progress=False)
+    found = layouts(llama(6), tokens(8), ["1GB"] * 4, progress=False)
+    smallest = min(found, key=lambda layout: layout.largest.total)
+    assert smallest.name == "stage 4" and smallest.largest.total < alone.largest.total / 3
+    limit = smallest.largest.total
+    found = layouts(llama(6), tokens(8), [limit] * 4, progress=False)
+    assert found.best.name == "stage 4" and found.best.pipeline is not None
+    lines = [line for line in repr(found).splitlines() if " instead of " in line]
+    assert len(lines) == 1 and lines[0].strip().startswith("stage: ")
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -284,6 +387,8 @@ def test_layouts_of_random_networks(seed, monkeypatch):
         wanted = wanted or found
         for a, b in zip(found, wanted):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8 * max(1, np.abs(b).max()))
+        if layout.pipeline is not None:
+            continue  # this was not in micro-batches
         devices = net.compiled()[-1]["devices"]
         for ctx, one in zip(layout.devices, layout.bytes):
             assert devices[str(ctx)]["planned"]["total"] <= one.values, layout

@@ -156,7 +156,11 @@ class Driver:
 
     def peaks(self, run: _core.PipelineRun) -> dict[Context, int]:
         """Returns the maximum bytes of the interleaved passes on each device."""
-        return self._prepare(run, "FB").peaks
+        return self.prepared(run, "FB").peaks
+
+    def prepared(self, run: _core.PipelineRun, phases: str) -> Prepared:
+        """Returns the `Prepared` of a run's passes, FB or F, which it does not queue."""
+        return self._prepare(run, phases)
 
     def train(self, run: _core.PipelineRun) -> None:
         """Queues both passes, interleaved."""

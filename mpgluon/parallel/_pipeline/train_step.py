@@ -100,7 +100,7 @@ def _beside(label, output):
     return label if ctx is None else _each(label, "labels", lambda a: a.as_in_context(ctx))
 
 
-class _Losses(HybridBlock):
+class StepWithLoss(HybridBlock):
     """Network and loss combined into one block."""
 
     def __init__(self, net, loss, num_labels, states, axis):
@@ -362,7 +362,7 @@ class TrainStep:
         call = self._calls.get((len(labels), timewise))
         if call is None:
             _check_placement(self._net)
-            block = _Losses(self._net, self._loss, len(labels), timewise, self._pipeline.axis)
+            block = StepWithLoss(self._net, self._loss, len(labels), timewise, self._pipeline.axis)
             self._blocks.append(block)
             call = self._calls[len(labels), timewise] = PipelinedCall(block, self._flags)
         args = (*data, states, *labels) if timewise else (*data, *labels)
@@ -393,7 +393,7 @@ class TrainStep:
             Bytes, without parameters.
         """
         data, labels = _arguments(data), _arguments(labels)
-        block = _Losses(self._net, self._loss, len(labels), False, self._pipeline.axis)
+        block = StepWithLoss(self._net, self._loss, len(labels), False, self._pipeline.axis)
         call = PipelinedCall(block, self._flags)
         with autograd.train_mode():
             run, entry, _ = call.begin((*data, *labels), True)
