@@ -34,6 +34,8 @@ typedef struct grouped {
   int64_t m, n, k;               /* rows and columns of the result; k is unused if `outer` */
   int64_t groups, strips, strip; /* panels next to each other, and the columns of each */
   int64_t tallest;               /* rows of the tallest panel, in whole tiles */
+  int64_t packed;                /* rows of A that are packed at a time */
+  int64_t most;                  /* rows of k that are multiplied at a time */
   int64_t *offsets;              /* first row of each group; groups + 1 elements */
   int64_t *panels;               /* first panel of each group; groups + 1 elements */
   const void *a, *b;
@@ -163,6 +165,8 @@ static mpg_status run(const mpg_kernel_call *call, grouped *g, const mpg_view *c
   bool wide = g->compute == MPG_COMPUTE_F64;
   g->narrow = !mpg_compute_direct(g->compute, g->dtype);
   g->tallest = in_tiles(least(g->outer ? g->m : rows, PANEL_ROWS));
+  g->packed = g->outer ? g->tallest : WHOLE_TILES;
+  g->most = (least(g->outer ? rows : g->k, DEPTH - 1) / 16 + 1) * 16; /* at least 16 */
   g->strip = PANEL_COLUMNS;
   size_t tables = mpg_align_up((size_t)(g->groups + 1) * TABLE_BYTES, 64),
          widened = g->narrow ? mpg_align_up((size_t)(rows * width) * sizeof(float), 64) : 0;

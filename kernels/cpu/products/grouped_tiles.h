@@ -66,8 +66,8 @@ static void NAME(edge_tile)(int rows, int64_t valid, int64_t columns, int64_t k,
  * are packed. */
 static void NAME(panel)(const grouped *g, const panel *p, char *scratch) {
   enum { NR = NAME(NR) };
-  T *a = (T *)(void *)scratch, *b = a + g->tallest * DEPTH, *wide = b + NR * DEPTH,
-    *c = wide + (g->narrow ? NR * DEPTH : 0);
+  T *a = (T *)(void *)scratch, *b = a + g->packed * g->most, *wide = b + NR * g->most,
+    *c = wide + (g->narrow ? NR * g->most : 0);
   bool packed = g->outer;
   int64_t depth = packed ? p->depth : g->k, tiles = (p->rows + MPG_TILE_ROWS - 1) / MPG_TILE_ROWS,
           b_column = g->dots ? g->k : 1, b_step = g->dots ? 1 : g->n,
@@ -75,23 +75,23 @@ static void NAME(panel)(const grouped *g, const panel *p, char *scratch) {
   const T *rows = (const T *)g->a + (packed ? p->depth_first * g->m + p->row : p->row * g->k);
   T *to = g->narrow ? c : (T *)g->c + ((packed ? p->group * g->m : 0) + p->row) * g->n + p->column;
   int64_t stride = g->narrow ? g->strip : g->n;
-  for (int64_t first = 0; first < depth || !first; first += DEPTH) {
-    int64_t count = least(depth - first, DEPTH);
+  for (int64_t first = 0; first < depth || !first; first += g->most) {
+    int64_t count = least(depth - first, g->most);
     if (packed)
-      NAME(pack_rows)(NAME(own_dtype), rows + first * g->m, 1, g->m, p->rows, count, DEPTH, a);
+      NAME(pack_rows)(NAME(own_dtype), rows + first * g->m, 1, g->m, p->rows, count, g->most, a);
     for (int64_t j = 0; j < p->columns; j += NR) {
       int64_t at = first_b + first * b_step + j * b_column, columns = least(p->columns - j, NR);
       NAME(pack_strip)(g, at, columns, count, wide, b);
       for (int64_t i = 0, done = 0; i < p->rows; done++) {
         int width = mpg_tile_rows(p->rows - i);
         int64_t valid = least(width, p->rows - i), row = g->k;
-        const T *x = packed ? a + i * DEPTH : rows + i * g->k + first;
+        const T *x = packed ? a + i * g->most : rows + i * g->k + first;
         if (tiles > 1) NAME(prefetch)(g, at + NR * b_column, count, done, tiles);
         if (!packed && valid < width) {
-          memset(a, 0, (size_t)(width * DEPTH) * sizeof(T));
+          memset(a, 0, (size_t)(width * g->most) * sizeof(T));
           for (int64_t r = 0; r < valid; r++)
-            memcpy(a + r * DEPTH, x + r * g->k, (size_t)count * sizeof(T));
-          x = a, row = DEPTH;
+            memcpy(a + r * g->most, x + r * g->k, (size_t)count * sizeof(T));
+          x = a, row = g->most;
         }
         T *tile = to + i * stride + j;
         if (valid < width || columns < NR)
@@ -120,7 +120,7 @@ static void NAME(panels)(void *context, int64_t begin, int64_t end) {
 /* Returns the bytes of scratch memory that a thread needs. */
 static size_t NAME(panel_bytes)(const grouped *g) {
   enum { NR = NAME(NR) };
-  int64_t packed = (g->tallest + NR) * DEPTH;
-  return sizeof(T) * (size_t)(packed + (g->narrow ? NR * DEPTH + g->tallest * g->strip : 0));
+  int64_t packed = (g->packed + NR) * g->most;
+  return sizeof(T) * (size_t)(packed + (g->narrow ? NR * g->most + g->tallest * g->strip : 0));
 }
 #undef BLOCK_T
