@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import re
+from typing import Any
 
 from . import _core
 from ._core import (
@@ -74,6 +76,8 @@ def file_device(directory: str | os.PathLike[str]) -> Context:
     ...     int(x.sum().asscalar()), mx.context.memory_stats(device)["in_use"] >= 4 * x.size
     (65536, True)
     """
+    if not os.fspath(directory):
+        raise FileNotFoundError("file_device: the path of the directory is empty")
     key = os.path.realpath(directory), os.getpid()
     if key not in _file_devices:
         _file_devices[key] = _core.open_in_directory(key[0])
@@ -85,6 +89,16 @@ def directory_of(ctx: Context) -> str | None:
     process = os.getpid()
     found = (path for (path, by), known in _file_devices.items() if (known, by) == (ctx, process))
     return next(found, None)
+
+
+def _reduced(ctx: Context) -> Any:
+    """Reduces a context for pickling and copying. In other processes, the device of a directory has
+    another index."""
+    directory = directory_of(ctx)
+    return ctx.__reduce__() if directory is None else (file_device, (directory,))
+
+
+copyreg.pickle(Context, _reduced)
 
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:

@@ -470,9 +470,11 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
   return held > target ? give_back(pool, held - target, wait, give_up_lock, &given) : MPG_OK;
 }
 
-/* True if both devices allocate from the same physical memory. */
+/* True if both devices allocate from the same physical memory. Directories may be on the same file
+ * system. */
 static bool shares_memory(mpg_device *a, mpg_device *b) {
-  if (a->backend != b->backend || mpg_device_directory(a) != mpg_device_directory(b)) return false;
+  if (a->backend != b->backend || !mpg_device_directory(a) != !mpg_device_directory(b))
+    return false;
   const mpg_sharing *sharing = a->backend->sharing;
   return !sharing || sharing->card(a) == sharing->card(b);
 }

@@ -16,7 +16,8 @@ def target(who: str, what: str, given: Any) -> Any:
     if isinstance(given, Mapping) and set(given) == {what}:
         return given[what]
     raise ValueError(
-        f"{who}: offload must be a dict such as {{'{what}': mx.cpu(1)}}, not {given!r}; offload "
+        f"{who}: offload must be a dict from '{what}' to a device or the path of a directory, such "
+        f"as {{'{what}': mx.cpu(1)}}, not {given!r}; offload "
         "optimizer states by gluon.Trainer, parameters by Mesh.partition, and activations by "
         "HybridBlock.hybridize"
     )

@@ -4,6 +4,8 @@ import gc
 import multiprocessing
 import os
 import pathlib
+import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -378,3 +380,42 @@ def test_threads_of_other_devices_do_not_change(tmp_path):
     after = dict(mx.context.opened_devices())
     assert after.pop(files) == before[on(0)]
     assert after == before
+
+
+def test_freed_space_of_another_directory_is_returned(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    one, other = mx.context.file_device(first), mx.context.file_device(second)
+    nd.zeros((600, 600), ctx=one).wait_to_read()
+    gc.collect()
+    assert mx.context.memory_stats(one)["held"] >= 4 * 600 * 600
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(MemoryError, match="second"):
+            nd.zeros((600, 600), ctx=other).wait_to_read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert mx.context.memory_stats(one)["held"] == 0
+
+
+def test_a_pickled_network_is_loaded_into_files_of_its_directory(tmp_path):
+    net = network()
+    stored_in(net, "parameters", tmp_path)
+    file = tmp_path / "net"
+    file.write_bytes(pickle.dumps(net))
+    code = (
+        "import pickle, mpgluon as mx\n"
+        f"mx.context.file_device({str(tmp_path.parent)!r})\n"
+        f"net = pickle.loads(open({str(file)!r}, 'rb').read())\n"
+        f"files = mx.context.file_device({str(tmp_path)!r})\n"
+        "assert net[0].weight.list_ctx() == [files], net[0].weight.list_ctx()\n"
+        "assert mx.context.memory_stats(files)['in_use'] > 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_empty_path_is_refused():
+    with pytest.raises(mx.MXNetError, match="the path of the directory is empty"):
+        network().hybridize(offload={"activations": ""})

@@ -75,7 +75,9 @@ def test_parts_of_split_layers_are_stored_in_parts():
         own = ADAM * LAYERS * LAYER / 4
         assert own <= peak - base <= 1.03 * (own + 3 * 4 * LAYER / 2), (peak / LAYER, own / LAYER)
     moves = net.compiled().shardings().transfers
-    gathered = sum(move["bytes"] for move in moves if "sharded" in move["op"] and move["kind"] == "gather")
+    gathered = sum(
+        move["bytes"] for move in moves if "sharded" in move["op"] and move["kind"] == "gather"
+    )
     assert gathered == LAYERS * 4 * LAYER  # a quarter of a layer for each device
 
 

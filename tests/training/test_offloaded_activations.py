@@ -427,9 +427,9 @@ def test_failed_allocations_leave_a_usable_network():
 @pytest.mark.parametrize(
     "value, error, text",
     [
-        ({"states": AWAY}, ValueError, "hybridize: offload must be a dict such as"),
+        ({"states": AWAY}, ValueError, "hybridize: offload must be a dict from"),
         ({**OFFLOAD, "parameters": AWAY}, ValueError, "parameters by Mesh.partition"),
-        (AWAY, ValueError, "hybridize: offload must be a dict such as"),
+        (AWAY, ValueError, "hybridize: offload must be a dict from"),
         ({"activations": "cpu"}, mx.MXNetError, "to 'cpu'.*expected a device or an existing"),
         ({"activations": None}, TypeError, "must be a device or the path of a directory, not None"),
     ],
