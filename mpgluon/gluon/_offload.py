@@ -99,9 +99,11 @@ class Offload:
 
     def check(self, params: Iterable[Parameter]) -> None:
         """Raises MXNetError if the states of a parameter cannot be offloaded."""
+        unused = set(self.by_device)
         for param in params:
             if param.grad_req == "null":
                 continue
+            unused.difference_update(param.list_ctx())
             if param.grad_stype != "default" or param.stype != "default":
                 raise MXNetError(
                     f"Trainer: the states of Parameter '{param.name}' cannot be offloaded, because "
@@ -114,6 +116,11 @@ class Offload:
                     f"Trainer: the states of Parameter '{param.name}' cannot be offloaded, because "
                     f"{remote} belongs to a rank; use devices of this process"
                 )
+        if unused:
+            raise MXNetError(
+                f"Trainer: offload={{'states': ...}} names {', '.join(map(str, unused))}, but no "
+                "parameter is there; use the devices of the parameters as keys"
+            )
 
     def copies_of(self, index: int, ctx: Context, grad: NDArray, weight: NDArray) -> Copies | None:
         """Returns the copies of a weight on a device, or None if its states stay there."""

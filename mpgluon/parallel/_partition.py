@@ -3,6 +3,7 @@ and the compiler divides the rest of the network accordingly (csrc/graph/partiti
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import Any, NamedTuple
@@ -242,8 +243,8 @@ class _Plan:
             if self.offload is not None:
                 return
             raise ValueError(
-                "Mesh.partition: a mesh without the axes 'data' and 'shard' needs a plan, such as "
-                "{'.*qkv.weight': 'model'}"
+                "Mesh.partition: a mesh with one device along 'data' and 'shard' needs a plan, "
+                "such as {'.*qkv.weight': 'model'}, or offload"
             )
         self.every = "+".join(batch)
         if "shard" not in batch or self.offload is not None:
@@ -445,8 +446,9 @@ def partition(
     def new_division(block):
         return Division(text, homes[stages[block]], homes if len(homes) > 1 else [])
 
-    with autograd.pause():
-        for param in net.collect_params().values():
+    params = list(net.collect_params().values())
+    with autograd.pause(), _undone_on_errors(blocks.values(), params):
+        for param in params:
             if param in cuts:
                 continue
             device = elsewhere if param in work.offloaded else homes[stage_of.get(param, 0)]
@@ -466,6 +468,28 @@ def partition(
     set_division(net, division)
     for block in blocks.values():
         forget_compiled(block)
+
+
+@contextlib.contextmanager
+def _undone_on_errors(blocks, params):
+    """If the body raises an error, such as MemoryError, restores the blocks, and moves the values
+    of the parameters back."""
+    former = [(p, list(p.arrays or ()), p.placed, p.deferred_init) for p in params]
+    try:
+        with restored_on_errors(dict.fromkeys(blocks)):
+            yield
+    except BaseException:
+        for param, devices, placed, deferred in former:
+            if param.replaced:
+                _, parts = param.joined
+                param.joined = param.replaced = None
+                if devices:
+                    pieces = [part.reduced().as_in_context(devices[0]) for part in parts]
+                    param._init_impl(parts[0].family.join(pieces), devices)
+            elif devices and list(param.arrays) != devices:
+                param.reset_ctx(devices)
+            param.deferred_init, param.placed = deferred, placed
+        raise
 
 
 def _divide(mesh, blocks, param, cut, stage, new_division):

@@ -286,7 +286,7 @@ def test_pinned_memory():
 @pytest.mark.parametrize(
     "offload, error, text",
     [
-        (mx.cpu(2), ValueError, r"a dict such as \{'parameters': mx.cpu\(1\)\}"),
+        (mx.cpu(2), ValueError, "a dict from 'parameters' to a device"),
         ({"states": mx.cpu(2)}, ValueError, "optimizer states by gluon.Trainer"),
         ({"parameters": 2}, TypeError, "must be a device or the path of a directory, not 2"),
         ({"parameters": on(0)}, mx.MXNetError, "is a device of the mesh; use another device"),

@@ -455,3 +455,29 @@ def test_comparison_with_a_single_device():
     assert any(found.values())
     with pytest.raises(MXNetError, match="exact=True"):
         parallel.check_against_single_device(net, x)
+
+
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_a_partition_that_runs_out_of_memory_changes_nothing(fails_late):
+    """The first parameters are divided before the memory is used up."""
+    devices = [on(42), on(43)] if fails_late else [on(40), on(41)]
+    net = nn.HybridSequential()
+    for _ in range(6):
+        net.add(nn.Dense(256, activation="tanh", in_units=256))
+    net.initialize(mx.init.Xavier(), ctx=devices[0])
+    x = nd.random.normal(shape=(4, 256), ctx=devices[0])
+    expected, before = net(x).asnumpy(), list(net.collect_params())
+    nd.zeros(1, ctx=devices[1]).wait_to_read()
+    mesh = mx.parallel.Mesh({"shard": 2}, devices)
+    held = mx.context.memory_stats(devices[1])["held"]
+    mx.context.set_memory_limit(devices[1], held + (300_000 if fails_late else 100_000))
+    try:
+        with pytest.raises(MemoryError):
+            mesh.partition(net)
+    finally:
+        mx.context.set_memory_limit(devices[1], 0)
+    assert list(net.collect_params()) == before
+    assert net[0].weight.list_ctx() == [devices[0]]
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    mesh.partition(net)
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)

@@ -231,7 +231,7 @@ def test_checkpoints_fit_any_stages(first, second, tmp_path):
         (lambda net: mesh_of(SHARD[0]).partition(net, stages=[["0"], []]), "stage 1 of 2 has no"),
         (lambda net: mesh_of({"stage": 5, "data": 2}).partition(net), "too few for 5 stages"),
         (lambda net: mesh_of(MODEL[0]).partition(net, {"0.weight": "stage"}), "names the axis"),
-        (lambda net: mesh_of(MODEL[0]).partition(net), "without the axes 'data' and 'shard'"),
+        (lambda net: mesh_of(MODEL[0]).partition(net), "one device along 'data' and 'shard'"),
     ],
 )
 def test_wrong_stages_change_nothing(use, error, wanted):

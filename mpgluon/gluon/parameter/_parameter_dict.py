@@ -456,8 +456,9 @@ def split_advice(*names: str) -> str:
         return ""
     return (
         "Layers are split over devices in the network or in the file, and their parts have names "
-        "of their own: load the file before splitting (Mesh.place, Mesh.partition, "
-        "mx.parallel.shard), or use mx.parallel.save and mx.parallel.load"
+        "of their own: load the file before splitting (Mesh.place, mx.parallel.shard), or use "
+        "mx.parallel.save and mx.parallel.load. Files of a network that Mesh.partition has divided "
+        "fit if the names of the whole parameters are equal; save_parameters does not need names"
     )
 
 
