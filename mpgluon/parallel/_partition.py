@@ -485,7 +485,9 @@ def _undone_on_errors(blocks, params):
                 param.joined = param.replaced = None
                 if devices:
                     pieces = [part.reduced().as_in_context(devices[0]) for part in parts]
-                    param._init_impl(parts[0].family.join(pieces), devices)
+                    with random.calls_at(random_state()):
+                        param.initialize(initializer.Zero(), devices)
+                    param.set_data(parts[0].family.join(pieces))
             elif devices and list(param.arrays) != devices:
                 param.reset_ctx(devices)
             param.deferred_init, param.placed = deferred, placed
