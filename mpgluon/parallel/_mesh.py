@@ -419,12 +419,14 @@ class Mesh:
         leaves : int or dict of str to int, default 4
             Number of leaves of each axis of the mesh, for ``sums='tree'``; at least the number of
             devices. More leaves mean more and smaller calls of each operator.
-        context : {'gather', 'ulysses'}, default 'gather'
+        context : {'gather', 'ulysses', 'ring'}, default 'gather'
             How attention is computed if its sequences are cut along time (context parallelism).
             'gather' computes the rows of a part of the queries on each device, and gathers keys
             and values there. 'ulysses' computes a part of the heads on each device: an all-to-all
             cuts queries, keys and values along heads, and another one cuts the results along time.
-            It needs at least one key head for each device.
+            It needs at least one key head for each device. 'ring' cuts keys and values along time
+            as well. Each device receives one part of them after another, and merges the results of
+            the parts (ring attention), so that no device holds all keys.
         stages : list or dict, optional
             The blocks of each stage, as in `place`. By default, a network that `place` has put on
             as many stages keeps them, and other networks are cut as by `place`.
@@ -475,10 +477,16 @@ class Mesh:
                 "not the bits of a network that is not partitioned, which partition='exact' asks "
                 "for; choose one of them"
             )
-        if context not in ("gather", "ulysses"):
-            reason = " (ring attention is not implemented)" if context == "ring" else ""
+        if context not in ("gather", "ulysses", "ring"):
             raise ValueError(
-                f"Mesh.partition: context must be 'gather' or 'ulysses', not {context!r}{reason}"
+                f"Mesh.partition: context must be 'gather', 'ulysses' or 'ring', not {context!r}"
+            )
+        if context == "ring" and (partition == "exact" or sums == "tree"):
+            option = "partition='exact'" if partition == "exact" else "sums='tree'"
+            raise ValueError(
+                f"Mesh.partition: context='ring' is not possible with {option}, because it adds up "
+                "the exponentials of a row by parts of the keys, so bits depend on the number of "
+                "devices; use context='gather' or 'ulysses'"
             )
         refuse_inner(net, "Mesh.partition", self)
         mesh = self._with_leaves(leaves) if sums == "tree" else self

@@ -12,7 +12,7 @@ from mpgluon.gluon.model_zoo import text
 from support.devices import on
 from support.meshes import ADAM, build, check, inputs, mesh_of, trained
 
-WAYS = pytest.mark.parametrize("context", ["gather", "ulysses"])
+WAYS = pytest.mark.parametrize("context", ["gather", "ulysses", "ring"])
 TIME = (None, "context")
 
 
@@ -59,11 +59,15 @@ def outputs_and_gradients(net, batch):
 
 
 def compare_bits(make, axes, plan, batch, context, dtype="float64"):
-    """Compares a network without parameters with one device. Returns the partitioned network."""
+    """Compares a network without parameters with one device. Returns the partitioned network. The
+    bits of results are compared, except with rings, which merge sums over parts of the keys."""
     net = build(make, axes, plan, context=context, dtype=dtype)
     results = [outputs_and_gradients(one, batch) for one in (net, build(make, dtype=dtype))]
     check(*({"gradient": gradient} for _, gradient in results), dtype)
-    np.testing.assert_array_equal(results[0][0], results[1][0])
+    if context == "ring":
+        check(*({"result": result} for result, _ in results), dtype)
+    else:
+        np.testing.assert_array_equal(results[0][0], results[1][0])
     return net
 
 
@@ -101,10 +105,12 @@ def test_causal_attention_equals_one_device(devices, length, context):
         attention(), {"context": devices}, {"data0": TIME}, [inputs((2, length, 32))], context
     )
     cuts = divided(net, "_head_attention")
-    assert cuts[0] == {1: ["context"]} if context == "gather" else {2: ["context"]}
+    assert cuts[0] == ({2: ["context"]} if context == "ulysses" else {1: ["context"]})
     gathered = ["contrib_rotary", "Reshape"]
     if context == "gather":
         assert moves(net) == {"gather": [*gathered, "FullyConnected"]}
+    elif context == "ring":
+        assert moves(net) == {"ring": gathered, "gather": ["FullyConnected"]}
     else:
         assert moves(net) == {
             "all_to_all": ["contrib_rotary", *gathered, "head_attention"],
@@ -191,6 +197,82 @@ def test_segments_that_are_cut_along_time(context):
     compare_bits(lambda: Heads(kind), {"context": 2}, plan, batch, context)
 
 
+# --- Rings ----------------------------------------------------------------------------------------
+
+
+def ring_bytes(length=16, devices=4, **options):
+    """Returns the bytes that a ring copies for the keys of attention."""
+    net = build(
+        lambda: Heads(**options), {"context": devices}, {"data0": TIME}, context="ring"
+    )
+    net(*inputs((2, length, 32)))
+    keys = [move for move in net.compiled().shardings().transfers if move["kind"] == "ring"]
+    assert len(keys) == 2
+    return keys[0]["bytes"] / (2 * length * 16 * 8)  # in keys of the sequence
+
+
+def test_ring_skips_parts_that_no_row_sees():
+    assert ring_bytes(causal=False) == 3
+    assert ring_bytes(causal=True) == 1.5
+    assert ring_bytes(causal=True, window=5) == 0.75
+    assert ring_bytes(causal=True, window=6) == 1.25
+    assert ring_bytes(causal=False, window=5) == 1.5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("added", [False, True])
+def test_ring_with_parts_whose_keys_are_hidden(added, dtype):
+    """Some rows see keys of one part only, and row 5 sees none."""
+    seen = np.zeros((16, 16), bool)
+    seen[:4, 12:] = seen[4:9, 3:6] = seen[9:, 8] = True
+    seen[5] = False
+    mask = nd.array(np.where(seen, 0, -np.inf) if added else seen, ctx=on(0))
+    batch = [*inputs((2, 16, 32), dtype=dtype), mask.astype("float32" if added else "bool")]
+    make = lambda: Heads("mask", causal=False)  # noqa: E731
+    net = compare_bits(make, {"context": 4}, {"data0": TIME}, batch, "ring", dtype)
+    out, gradient = outputs_and_gradients(net, batch)
+    assert np.isfinite(out).all() and np.isfinite(gradient).all()
+    assert not out.reshape(2, 16, -1)[:, 5].any()
+
+
+@pytest.mark.parametrize("key_heads", [4, 8])
+def test_devices_of_a_ring_do_not_hold_all_keys(key_heads):
+    """A device needs less memory than the keys and values of the sequence."""
+    tokens, width, count = 2048, 64, 8
+    whole = 2 * tokens * width * 4
+    devices = [on(i) for i in range(count)]
+    peaks = {}
+    for context in ("gather", "ring"):
+
+        class Net(gluon.HybridBlock):
+            def hybrid_forward(self, F, x):
+                q = F.reshape(x, (0, 0, key_heads, -1))
+                return F.contrib.attention(q, F.tanh(q), F.sin(q), causal=True)
+
+        net = Net()
+        mesh = mx.parallel.Mesh({"context": count}, devices)
+        mesh.partition(net, {"data0": TIME}, context=context)
+        net.hybridize()
+        x = nd.random.normal(shape=(1, tokens, width), ctx=on(0))
+        x.attach_grad()
+        gc.collect()
+        nd.waitall()
+        before = [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
+        for _ in range(2):
+            for ctx in devices:
+                mx.context.reset_peak_memory(ctx)
+            with autograd.record():
+                loss = net(x).mean()
+            loss.backward()
+            nd.waitall()
+        most = [mx.context.memory_stats(ctx)["peak_in_use"] for ctx in devices]
+        peaks[context] = max(peak - base for peak, base in list(zip(most, before))[1:])
+        del net, loss
+    assert peaks["gather"] > whole
+    print(peaks, whole)
+    assert peaks["ring"] < 1.2 * whole
+
+
 @WAYS
 @pytest.mark.parametrize("dropout", [0.3, 0.5])
 def test_dropout_draws_the_numbers_of_one_device(dropout, context):
@@ -259,7 +341,8 @@ def test_attention_to_another_length(layout, keys, options, context):
             out = net(*batch)
         out.backward(out * 2)
         results.append([array.asnumpy() for array in (out, *(array.grad for array in batch))])
-    np.testing.assert_array_equal(results[1][0], results[0][0])
+    if context != "ring":
+        np.testing.assert_array_equal(results[1][0], results[0][0])
     for found, wanted in zip(*results):
         np.testing.assert_allclose(found, wanted, atol=1e-12)
     assert divided(net, "_head_attention")
@@ -298,10 +381,11 @@ def test_other_axes_of_the_mesh(axes, plan, context):
     assert sorted(axis for own in cuts.values() for axis in own) == sorted(axes)
 
 
-def test_time_along_two_axes_of_the_mesh():
+@pytest.mark.parametrize("context", ["gather", "ring"])
+def test_time_along_two_axes_of_the_mesh(context):
     axes, plan = {"shard": 2, "context": 2}, {"data0": (None, ("shard", "context"))}
     for length in (16, 20):
-        net = compare_bits(Heads, axes, plan, inputs((2, length, 32)), "gather")
+        net = compare_bits(Heads, axes, plan, inputs((2, length, 32)), context)
         assert divided(net, "_head_attention")[0] == {1: ["shard", "context"]}
 
 
@@ -385,7 +469,7 @@ def test_language_models_train_cut_along_time(kind, devices, context):
     gathered = [op for op in kinds.pop("gather") if op not in ("contrib_rotary", "Reshape")]
     assert len(gathered) == 1
     kinds.pop("copy", None)  # of a reshaped bias
-    assert set(kinds) == ({"all_to_all"} if context == "ulysses" else set())
+    assert set(kinds) == {"gather": set(), "ulysses": {"all_to_all"}, "ring": {"ring"}}[context]
     assert all(1 in cuts for cuts in divided(net, "FullyConnected"))
 
 
@@ -408,7 +492,7 @@ def test_train_step_with_micro_batches(kind, micro_batches, context):
         results.append(np.array([step(*batch).asnumpy() for _ in range(3)]))
     np.testing.assert_allclose(*results, rtol=1e-6)
     rows = [row for row in step.compiled().shardings() if row["op"] == "_head_attention"]
-    assert rows[0]["cuts"] == ({1: ["context"]} if context == "gather" else {2: ["context"]})
+    assert rows[0]["cuts"] == ({2: ["context"]} if context == "ulysses" else {1: ["context"]})
 
 
 @WAYS
@@ -448,10 +532,10 @@ def test_devices_hold_their_part_of_the_sequence(context):
 # --- Errors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["ring", "none", None])
+@pytest.mark.parametrize("context", ["rings", "none", None])
 def test_unknown_ways_raise(context):
     net = attention()()
-    with pytest.raises(ValueError, match="context must be 'gather' or 'ulysses'"):
+    with pytest.raises(ValueError, match="context must be 'gather', 'ulysses' or 'ring'"):
         mesh_of({"context": 2}).partition(net, {"data0": TIME}, context=context)
 
 
@@ -465,7 +549,29 @@ def test_ulysses_needs_key_heads(heads):
     compare(make, {"context": 4}, {"data0": TIME}, [inputs((2, 16, 32))], "gather")
 
 
-@WAYS
+@pytest.mark.parametrize("options", [{"partition": "exact"}, {"sums": "tree"}], ids=str)
+def test_ring_refuses_options_that_fix_bits(options):
+    ((name, value),) = options.items()
+    message = f"context='ring' is not possible with {name}='{value}', because .* context='gather'"
+    with pytest.raises(ValueError, match=message):
+        mesh_of({"context": 2}).partition(attention()(), context="ring", **options)
+
+
+def test_ring_refuses_exact_programs():
+    net = build(Heads, {"context": 2}, {"data0": TIME}, context="ring", exact=True)
+    with pytest.raises(MXNetError, match="exact=True: .*merges sums over parts of the keys"):
+        net(*inputs((2, 16, 32)))
+
+
+def test_ring_needs_a_key_for_each_device():
+    batch = inputs((2, 13, 6, 8), (2, 2, 3, 8))
+    net = build(Cross, {"context": 3}, {"data0": TIME}, context="ring")
+    message = "cannot divide its 2 keys over 3 devices like its 13 queries; .*context='gather'"
+    with pytest.raises(MXNetError, match=message):
+        net(*batch)
+
+
+@pytest.mark.parametrize("context", ["gather", "ulysses"])
 def test_exact_partitions_refuse_gathers_in_training(context):
     """The gradients of gathered keys and values add up over the devices."""
     batch = inputs((2, 16, 32))

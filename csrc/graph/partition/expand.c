@@ -124,54 +124,6 @@ static mpg_status emit_split(expansion *e, const mpg_mesh *mesh, int axis, const
   return MPG_OK;
 }
 
-/* --- Report ----------------------------------------------------------------------------------- */
-
-/* Appends the fields that identify a value of the source: op, block path and shape. */
-static void report_value(mpg_text *text, const mpg_graph *graph, uint32_t node, uint32_t value) {
-  const mpg_node *source = &graph->nodes[node];
-  const mpg_shape *shape = &graph->values[value].desc.shape;
-  char buffer[MPG_SHAPE_TEXT_SIZE];
-  mpg_text_append(text, "\t%s\t%s\t%s", source->op ? source->op->name : "input",
-                  mpg_scope_text(source->scope), mpg_shape_text(shape, buffer, sizeof buffer));
-}
-
-static uint32_t node_of(const mpg_graph *graph, uint32_t value) {
-  uint32_t low = 0, high = (uint32_t)graph->num_nodes;
-  while (high - low > 1) {
-    uint32_t middle = low + (high - low) / 2;
-    *(graph->nodes[middle].values <= value ? &low : &high) = middle;
-  }
-  return low;
-}
-
-/* Reports a transfer of a value: its kind and the bytes that it copies. */
-static void report_move(expansion *e, const char *kind, uint32_t value, size_t before) {
-  mpg_text *text = e->p->request->report;
-  if (!text || e->bytes == before) return;
-  mpg_text_append(text, "move\t%s", kind);
-  report_value(text, e->p->graph, node_of(e->p->graph, value), value);
-  mpg_text_append(text, "\t%zu\n", e->bytes - before);
-}
-
-/* Reports how a value is divided, and which annotations are the cause. */
-static void report_layout(expansion *e, uint32_t node, uint32_t value) {
-  mpg_text *text = e->p->request->report;
-  const mpg_part_value *own = &e->p->values[value];
-  const mpg_mesh *mesh = e->p->mesh_of[value];
-  if (!text || !mesh || !mpg_layout_divided(&own->layout)) return;
-  mpg_text_append(text, "cut");
-  report_value(text, e->p->graph, node, value);
-  for (int m = 0; m < mesh->num_axes; m++) {
-    const mpg_cut *cut = &own->layout.cuts[m];
-    if (!cut->on) continue;
-    const mpg_node *why = own->why[m] ? &e->p->graph->nodes[own->why[m] - 1] : NULL;
-    mpg_text_append(text, "\t%d %s %s %s", cut->digit.axis, mesh->axes[m].name,
-                    why ? ((const mpg_sharded_params *)why->params)->axes : "",
-                    why ? mpg_scope_text(why->scope) : "");
-  }
-  mpg_text_append(text, "\n");
-}
-
 /* --- Fetching --------------------------------------------------------------------------------- */
 
 typedef struct fetching {
@@ -358,14 +310,19 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
           : shared ? fetch_shared(e, &f, &from, result)
                    : collect(e, &f, 0, &from, result));
   e->target->recompute_region = region;
-  report_move(e,
-              gathers && splits ? "all_to_all"
-              : gathers         ? "gather"
-              : splits          ? "scatter"
-                                : "copy",
-              value, before);
+  mpg_expand_report(e,
+                    gathers && splits ? "all_to_all"
+                    : gathers         ? "gather"
+                    : splits          ? "scatter"
+                                      : "copy",
+                    value, e->bytes - before);
   if (splits && !gathers) report_want(e, &f);
   return keep_fetched(e, &f, *result);
+}
+
+mpg_status mpg_expand_fetch(mpg_expansion *e, uint32_t value, const mpg_layout *want,
+                            const mpg_coordinates *place, mpg_value *result) {
+  return fetch(e, value, want, place, FETCH_PLACE, result);
 }
 
 /* --- Nodes ------------------------------------------------------------------------------------ */
@@ -393,6 +350,19 @@ static mpg_random_part drawn_part(const mpg_partitioning *p, uint32_t n, const m
   return (mpg_random_part){.position = (uint64_t)(begin * inner),
                            .run = (uint64_t)(count * inner),
                            .stride = (uint64_t)(cut.size * inner)};
+}
+
+void mpg_expand_draw(mpg_expansion *e, uint32_t n, const mpg_mesh *mesh,
+                     const mpg_coordinates *place, mpg_value output, uint32_t num_random) {
+  const mpg_node *node = &e->p->graph->nodes[n];
+  const mpg_part_node *part = &e->p->nodes[n];
+  if (node->random == MPG_NO_RANDOM) return;
+  mpg_node *made = &e->target->nodes[output.node];
+  made->random = node->random;
+  for (int m = 0; m < mesh->num_axes; m++)
+    if (part->cuts[m].factor >= 0 && part->rule.factors[part->cuts[m].factor].counts)
+      made->draw = drawn_part(e->p, n, mesh, m, place);
+  e->target->num_random = num_random;
 }
 
 /* Returns the input with the indices if the node looks them up in a part, or -1. */
@@ -459,13 +429,7 @@ static mpg_status emit_part(expansion *e, uint32_t n, const mpg_mesh *mesh,
   MPG_TRY(mpg_graph_emit(e->target, node->op, node->params ? params : NULL, inputs,
                          (int)node->num_inputs, like, outputs));
   if (lookup >= 0) MPG_TRY(mpg_lookup_end(e->target, &found, inside, &outputs[0]));
-  if (node->random == MPG_NO_RANDOM) return MPG_OK;
-  mpg_node *made = &e->target->nodes[outputs[0].node];
-  made->random = node->random;
-  for (int m = 0; m < mesh->num_axes; m++)
-    if (part->cuts[m].factor >= 0 && part->rule.factors[part->cuts[m].factor].counts)
-      made->draw = drawn_part(e->p, n, mesh, m, place);
-  e->target->num_random = num_random;
+  mpg_expand_draw(e, n, mesh, place, outputs[0], num_random);
   return MPG_OK;
 }
 
@@ -598,11 +562,14 @@ static mpg_status divide_node(expansion *e, uint32_t n, const mpg_mesh *mesh) {
   if (!outputs) return mpg_out_of_host_memory(node->num_outputs * sizeof *outputs);
   for (int m = 0; m < MPG_MESH_AXES; m++) axes[m] = part->cuts[m].factor >= 0;
   mpg_coordinates place = {{0}};
-  do {
+  bool rings = mpg_ring_applies(e->p, n, mesh);
+  if (rings) MPG_TRY(mpg_ring_divide(e, n, mesh));
+  while (!rings) {
     MPG_TRY(emit_part(e, n, mesh, &place, outputs));
     for (uint32_t k = 0; k < node->num_outputs; k++)
       e->p->values[node->values + k].pieces[mpg_mesh_index(mesh, &place)] = outputs[k];
-  } while (mpg_coordinates_next(mesh, axes, &place));
+    if (!mpg_coordinates_next(mesh, axes, &place)) break;
+  }
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     mpg_part_value *own = &e->p->values[node->values + k];
     const mpg_layout target = own->layout;
@@ -622,7 +589,8 @@ static mpg_status divide_node(expansion *e, uint32_t n, const mpg_mesh *mesh) {
       const mpg_cut *to = scatters ? &target.cuts[m] : &(mpg_cut){0};
       MPG_TRY(combine(e, mesh, m, kind, to, partial, &layout, own->pieces));
       partial[m] = false;
-      report_move(e, scatters ? "reduce_scatter" : "reduce", node->values + k, before);
+      mpg_expand_report(e, scatters ? "reduce_scatter" : "reduce", node->values + k,
+                        e->bytes - before);
     }
     own->layout = layout;
   }
@@ -787,7 +755,8 @@ mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target) {
       MPG_TRY(expand_annotation(&e, n));
     else
       MPG_TRY(p->nodes[n].divided ? divide_node(&e, n, mpg_part_mesh(p, node)) : take_over(&e, n));
-    for (uint32_t k = 0; k < node->num_outputs; k++) report_layout(&e, n, node->values + k);
+    for (uint32_t k = 0; k < node->num_outputs; k++)
+      mpg_expand_report_layout(&e, n, node->values + k);
   }
   mpg_partition_leave(target, graph);
   mpg_value *outputs = mpg_arena_alloc(&p->arena, graph->num_outputs * sizeof *outputs + 1);

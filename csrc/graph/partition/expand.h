@@ -1,4 +1,4 @@
-/* Internal to the partitioning pass: shared by expand.c and tree.c. */
+/* Internal to the partitioning pass: shared by expand.c, report.c, ring.c and tree.c. */
 #ifndef MPG_GRAPH_PARTITION_EXPAND_H
 #define MPG_GRAPH_PARTITION_EXPAND_H
 
@@ -25,6 +25,26 @@ static inline mpg_status mpg_expand_move(mpg_expansion *e, mpg_value value, mpg_
   e->bytes += mpg_desc_bytes(&from.desc);
   return mpg_graph_emit_move(e->target, value, device, paced, paced && e->prefetches, result);
 }
+
+/* Makes the part of a value of the source at a place of a layout available on its device. */
+mpg_status mpg_expand_fetch(mpg_expansion *e, uint32_t value, const mpg_layout *want,
+                            const mpg_coordinates *place, mpg_value *result);
+/* Gives the node of `output` the part of the random numbers of source node n that a place draws.
+ * `num_random` is the target's number of draws before the node was emitted. */
+void mpg_expand_draw(mpg_expansion *e, uint32_t n, const mpg_mesh *mesh,
+                     const mpg_coordinates *place, mpg_value output, uint32_t num_random);
+
+/* --- Report (report.c) ------------------------------------------------------------------------ */
+/* Reports a transfer of a value: its kind and the bytes that it copies, unless these are 0. */
+void mpg_expand_report(mpg_expansion *e, const char *kind, uint32_t value, size_t bytes);
+/* Reports how a value is divided, and which annotations are the cause. */
+void mpg_expand_report_layout(mpg_expansion *e, uint32_t node, uint32_t value);
+
+/* --- Ring attention (ring.c) ------------------------------------------------------------------ */
+/* True if a divided node is attention that is cut along time on a mesh with ring attention. */
+bool mpg_ring_applies(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh);
+/* Emits the nodes of the attention, and sets the pieces of its results. */
+mpg_status mpg_ring_divide(mpg_expansion *e, uint32_t n, const mpg_mesh *mesh);
 
 /* --- Trees (tree.c) --------------------------------------------------------------------------- */
 /* The places [begin, end) of a mesh. */

@@ -88,6 +88,8 @@ static void find_wants(mpg_partitioning *p) {
  * the gradients, or NULL. */
 static const char *inexact(const mpg_partitioning *p, uint32_t n, const mpg_factor *factor) {
   const mpg_node *node = &p->graph->nodes[n];
+  if (factor->exchanged && mpg_part_mesh(p, node)->ring)
+    return "merges sums over parts of the keys (context='ring') along";
   const mpg_value *inputs = mpg_node_inputs(p->graph, node);
   if (mpg_part_composes(p, node)) return "computes its statistics in another order for parts of";
   if (factor->kind == MPG_FACTOR_SUM) return "adds up";

@@ -8,17 +8,22 @@
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
-/* True for a copy to another device that is listed directly after the node that computes its
- * source. */
-static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
+/* True for a copy to another device whose source is computed in this phase. */
+static bool is_computed(const mpg_graph *graph, const mpg_node *node) {
   if (!mpg_node_crosses(graph, node)) return false;
   const mpg_node *source = &graph->nodes[mpg_node_inputs(graph, node)[0].node];
   return !mpg_node_is_input(source) && source->phase == node->phase;
 }
 
+/* True for a copy to another device that is listed directly after the node that computes its
+ * source. */
+static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
+  return is_computed(graph, node) && !((const mpg_copyto_params *)node->params)->ordered;
+}
+
 /* True for a copy to another device whose source is computed before this phase. */
 static bool is_ready(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_crosses(graph, node) && !moves_up(graph, node);
+  return mpg_node_crosses(graph, node) && !is_computed(graph, node);
 }
 
 static bool is_prefetched(const mpg_graph *graph, const mpg_node *node) {

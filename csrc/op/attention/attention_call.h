@@ -26,6 +26,9 @@ typedef struct mpg_attention_call {
   bool causal, packed;
   bool empty_is_zero; /* rows that see no key give 0, else NaN */
   int64_t later;      /* rows after these in the whole query */
+  int64_t all_keys;   /* keys of the sequence, of which the keys are a part */
+  int64_t before;     /* keys before the part */
+  bool merged;        /* backward: the sums are those of _attention_statistics */
   bool cached;        /* the rows are at positions lengths[b] to lengths[b] + rows - 1 */
 } mpg_attention_call;
 
@@ -54,6 +57,7 @@ static inline mpg_attention_call mpg_attention_read_strided(const mpg_kernel_cal
   a.batch = s[0], a.heads = s[1], a.rows = s[2], a.keys = s[3], a.width = s[4],
   a.value_width = s[5];
   a.group = 1;
+  a.all_keys = a.keys;
   a.query = mpg_attention_place_at(&p->query_at);
   a.key = mpg_attention_place_at(&p->key_at);
   a.value = mpg_attention_place_at(&p->value_at);
@@ -79,6 +83,7 @@ static inline void mpg_attention_set_shapes(mpg_attention_call *a, const mpg_sha
   result.dims[3] = value->dims[3];
   a->batch = query->dims[0], a->heads = query->dims[3 - time], a->rows = query->dims[time];
   a->keys = key->dims[time], a->width = query->dims[3], a->value_width = value->dims[3];
+  a->all_keys = a->keys;
   a->group = a->heads && key->dims[3 - time] > 0 ? a->heads / key->dims[3 - time] : 1;
   a->query = mpg_attention_place_in(query, layout);
   a->key = mpg_attention_place_in(key, layout);
@@ -86,9 +91,10 @@ static inline void mpg_attention_set_shapes(mpg_attention_call *a, const mpg_sha
   a->result = mpg_attention_place_in(&result, layout);
 }
 
-/* A window that all keys fit in has no effect. */
-static inline int64_t mpg_attention_window(int64_t window, int64_t rows, int64_t keys) {
-  return window >= rows + keys ? 0 : window;
+/* A window that all keys fit in has no effect. `later` may be negative, for parts of the keys. */
+static inline int64_t mpg_attention_window(int64_t window, int64_t rows, int64_t later,
+                                           int64_t keys) {
+  return window >= rows + (later < 0 ? -later : later) + keys ? 0 : window;
 }
 
 /* Sets the strides of a mask that broadcasts to (batch, heads, rows, keys). */
@@ -119,7 +125,9 @@ static inline mpg_attention_call mpg_attention_read_heads(const mpg_kernel_call 
   a.scale = p->scale, a.softcap = p->softcap, a.p = p->p;
   a.causal = p->causal;
   a.later = p->later;
-  a.window = mpg_attention_window(p->window, a.rows + a.later, a.keys);
+  if (p->part) a.all_keys = p->keys, a.before = p->before;
+  a.merged = p->merged;
+  a.window = mpg_attention_window(p->window, a.rows, a.later, a.keys);
   a.empty_is_zero = true;
   return a;
 }
@@ -137,7 +145,7 @@ static inline mpg_attention_call mpg_attention_read_cached(const mpg_kernel_call
   if (p->use_mask) mpg_attention_set_mask(&a, &call->inputs[6].desc.shape);
   a.scale = p->scale.present ? p->scale.value : 1 / __builtin_sqrt(a.width ? (double)a.width : 1);
   a.softcap = p->softcap;
-  a.window = mpg_attention_window(p->window, a.rows, a.keys);
+  a.window = mpg_attention_window(p->window, a.rows, 0, a.keys);
   a.causal = a.empty_is_zero = a.cached = true;
   return a;
 }

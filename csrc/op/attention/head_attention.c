@@ -13,14 +13,27 @@ typedef struct options {
   int32_t layout;
   int64_t window;
   bool causal, mask, lengths, segments, drops;
+  int64_t all_keys; /* of the sequence, if the keys are a part of it, or -1 */
+  int64_t later;
 } options;
-#define OPTIONS_OF(from)                                                                 \
-  (options){(from)->layout,      (from)->window,       (from)->causal, (from)->use_mask, \
-            (from)->use_lengths, (from)->use_segments, (from)->p > 0}
+#define OPTIONS_OF(from)          \
+  (options){(from)->layout,       \
+            (from)->window,       \
+            (from)->causal,       \
+            (from)->use_mask,     \
+            (from)->use_lengths,  \
+            (from)->use_segments, \
+            (from)->p > 0,        \
+            -1,                   \
+            0}
 static options options_of(const mpg_op *op, const void *params) {
   if (op->id == MPG_OP__contrib_attention)
     return OPTIONS_OF((const mpg_contrib_attention_params *)params);
-  return OPTIONS_OF((const mpg_head_attention_params *)params);
+  const mpg_head_attention_params *p = params;
+  options o = OPTIONS_OF(p);
+  if (p->part) o.all_keys = p->keys;
+  o.later = p->later;
+  return o;
 }
 
 int mpg_arity_head_attention_backward(const mpg_op *op, const void *params, int given) {
@@ -119,13 +132,14 @@ static mpg_status check(mpg_infer *infer, int first, int more, bool *known) {
     MPG_TRY(
         mpg_infer_expect_shape(infer, lengths, &(mpg_shape){.ndim = 1, .dims = {query->dims[0]}}));
   if (!o.segments) return MPG_OK;
-  if (query->dims[time] > key->dims[time])
+  int64_t all_keys = o.all_keys < 0 ? key->dims[time] : o.all_keys;
+  if (query->dims[time] > all_keys)
     return mpg_infer_fail(infer,
                           "with segments, the rows must be the last keys, so %lld rows "
                           "need at least as long keys, not %lld",
-                          (long long)query->dims[time], (long long)key->dims[time]);
+                          (long long)query->dims[time], (long long)all_keys);
   return mpg_infer_expect_shape(infer, segments,
-                                &(mpg_shape){.ndim = 2, .dims = {query->dims[0], key->dims[time]}});
+                                &(mpg_shape){.ndim = 2, .dims = {query->dims[0], all_keys}});
 }
 
 static mpg_shape result_of(const mpg_shape *query, const mpg_shape *value) {
@@ -253,13 +267,20 @@ void mpg_gradient_head_attention(mpg_gradient *g) {
     return;
   }
   if (!mpg_has_value(g->out_grads[0]) || !(g->needed[0] || g->needed[1] || g->needed[2])) return;
-  mpg_value inputs[10] = {g->out_grads[0],  g->inputs[QUERY], g->inputs[KEY],
-                          g->inputs[VALUE], g->outputs[0],    g->outputs[1]},
+  /* The gradient of the sums of a merged part are the statistics of the merged rows. */
+  mpg_head_attention_params params = *p;
+  params.merged = mpg_has_value(g->out_grads[1]);
+  mpg_value inputs[10] = {g->out_grads[0],
+                          g->inputs[QUERY],
+                          g->inputs[KEY],
+                          g->inputs[VALUE],
+                          params.merged ? g->out_grads[0] : g->outputs[0],
+                          params.merged ? g->out_grads[1] : g->outputs[1]},
             grads[3];
   int count = 6;
   if (p->p > 0) inputs[count++] = g->outputs[2];
   for (int i = MASK; i < g->num_inputs; i++) inputs[count++] = g->inputs[i];
-  mpg_emit_all(g, MPG_OP__backward_head_attention, p, count, inputs, 3, grads);
+  mpg_emit_all(g, MPG_OP__backward_head_attention, &params, count, inputs, 3, grads);
   for (int i = 0; i < 3; i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }
@@ -280,7 +301,7 @@ static mpg_cost cost(const mpg_infer *call, int first, int by_width, int by_valu
   int time = mpg_attention_time(o.layout);
   const int64_t *query = call->inputs[first].shape.dims, *key = call->inputs[first + 1].shape.dims;
   double rows = (double)query[time], seen = (double)key[time];
-  if (o.causal && rows > 1) seen -= (rows < seen ? rows : seen) / 2;
+  if (o.causal && rows > 1 && o.later > -rows) seen -= (rows < seen ? rows : seen) / 2;
   if (o.window && (double)o.window < seen) seen = (double)o.window;
   return cost_of_scores(call, (double)query[0] * (double)query[3 - time] * rows * seen, first,
                         by_width, by_value_width);

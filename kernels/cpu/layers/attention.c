@@ -57,9 +57,13 @@ typedef struct attention {
   void *sums; /* per head: the largest score of each row, then the sums of exponentials */
   double scale, softcap;
   int64_t first; /* position of row 0 among the keys, except for caches */
+  /* The keys are [before, before + keys) of `all_keys`, whose lengths, segments and draws are
+   * given. */
+  int64_t before, all_keys;
   int64_t window;
   bool changes; /* there is a soft cap, a mask, or segments */
   bool causal, cached, empty_is_zero, drops;
+  bool merged; /* backward: per head, the log-sum-exps of the rows, then the inner products */
   mpg_pairs pairs;
   mpg_random_key draw;
   uint32_t threshold; /* dropout keeps weights whose random word >> 8 is below this */
@@ -81,9 +85,14 @@ static int64_t within(int64_t n, int64_t low, int64_t high) {
 
 /* --- Visible keys ----------------------------------------------------------------------------- */
 
+/* Returns the segments of a batch entry's keys. Those of its rows are relative to them. */
+static inline const int32_t *segments_of(const attention *p, int64_t batch) {
+  return p->segments + batch * p->all_keys + p->before;
+}
+
 /* Returns the keys that row `row` may see, except for masks. */
 static range range_of(const attention *p, int64_t batch, int64_t row) {
-  int64_t length = p->lengths ? p->lengths[batch] : 0, end = p->keys;
+  int64_t length = p->lengths ? p->lengths[batch] - p->before : 0, end = p->keys;
   if (p->lengths) end = within(p->cached ? length + p->rows : length, 0, p->keys);
   int64_t at = row + (p->cached ? length : p->first); /* the row's own position */
   range r = {0, end};
@@ -91,7 +100,7 @@ static range range_of(const attention *p, int64_t batch, int64_t row) {
   if (p->window && at - p->window + 1 > 0) r.low = at - p->window + 1;
   if (p->window && !p->causal && at + p->window < end) r.high = at + p->window;
   if (p->segments) {
-    const int32_t *segments = p->segments + batch * p->keys, own = segments[p->first + row];
+    const int32_t *segments = segments_of(p, batch), own = segments[p->first + row];
     while (r.low < r.high && segments[r.low] != own) r.low++;
     while (r.low < r.high && segments[r.high - 1] != own) r.high--;
   }
@@ -302,6 +311,9 @@ static attention attention_of(const mpg_kernel_call *call, const mpg_attention_c
       .scale = c->scale,
       .softcap = c->softcap,
       .first = c->keys - c->later - c->rows,
+      .before = c->before,
+      .all_keys = c->all_keys,
+      .merged = c->merged,
       .window = c->window,
       .causal = c->causal,
       .cached = c->cached,

@@ -205,8 +205,7 @@ static __attribute__((noinline)) void change_row_T(const attention *p, const blo
     }
   }
   if (p->segments) {
-    const int32_t *segments = p->segments + b->batch * p->keys,
-                  own = segments[p->first + b->rows[i]];
+    const int32_t *segments = segments_of(p, b->batch), own = segments[p->first + b->rows[i]];
     for (int64_t j = r.low; j < r.high; j++)
       s[j] = segments[b->key + j] == own ? s[j] : -(T)INFINITY;
   }
@@ -231,7 +230,8 @@ static void drop_row_T(const attention *p, const block *b, int64_t i, const T *f
    * consist of whole rows. */
   uint64_t first = mpg_random_position(
       &p->draw,
-      (uint64_t)(((b->batch * p->heads + b->heads[i]) * p->rows + b->rows[i]) * p->keys + b->key));
+      (uint64_t)(((b->batch * p->heads + b->heads[i]) * p->rows + b->rows[i]) * p->all_keys +
+                 p->before + b->key));
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
   T scale = (T)p->kept_scale;
   for (int64_t j = 0; j < n; j++) to[j] = (words[j] >> 8) < p->threshold ? from[j] * scale : 0;
@@ -417,7 +417,8 @@ static void weights_again_T(const attention *p, const work_T *w, const block *b)
     range r = b->now[i];
     int64_t n = r.high, groups = 0;
     if (n) groups = finish_row_T(p, b, i, s, slopes);
-    T shift = sums[0], total = sums[p->rows], factor = 1 / total, less = w->inner[b->first + i];
+    T shift = sums[0], total = p->merged ? 1 : sums[p->rows], factor = 1 / total,
+      less = p->merged ? sums[p->rows] : w->inner[b->first + i];
     if (total == 0 && p->empty_is_zero) shift = factor = 0;
     for (int64_t j = 0; j < groups; j++) s[j] = EXP(s[j] - shift) * factor;
     if (p->drops && n) {
@@ -449,7 +450,7 @@ static void prepare_T(const attention *p, work_T *w, int64_t index) {
                 w->query + first * w->padded, w->padded, p->rows);
     pack_rows_T(grad, p->grad.by_row, p->rows, p->value_width, 1,
                 w->grads + first * w->value_padded, w->value_padded, p->rows);
-    for (int64_t i = 0; i < p->rows; i++) {
+    for (int64_t i = 0; !p->merged && i < p->rows; i++) {
       T sum = 0;
       for (int64_t e = 0; e < p->value_width; e++)
         sum += grad[i * p->grad.by_row + e] * output[i * p->output.by_row + e];

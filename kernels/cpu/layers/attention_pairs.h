@@ -313,7 +313,7 @@ static void prepare_pairs(const attention *p, const backward_work *w, int64_t in
               w->query + first * words, p->rows);
     copy_rows(grad, p->grad.by_row, p->rows, p->value_width, w->grads + first * value_words,
               p->rows);
-    for (int64_t i = 0; i < p->rows; i++) {
+    for (int64_t i = 0; !p->merged && i < p->rows; i++) {
       const uint16_t *g = grad + i * p->grad.by_row, *o = output + i * p->output.by_row;
       float sum = 0;
       for (int64_t e = 0; e < p->value_width; e++)
@@ -351,7 +351,8 @@ static void row_again(const attention *p, const backward_work *w, const block *b
                   kept[PAIR_KEYS], slopes[PAIR_KEYS];
   range r = b->now[i];
   int64_t n = r.high, groups = finish_scores(p, b, i, s, slopes);
-  float shift = sums[0], total = sums[p->rows], factor = 1 / total, less = w->inner[b->first + i];
+  float shift = sums[0], total = p->merged ? 1 : sums[p->rows], factor = 1 / total,
+        less = p->merged ? sums[p->rows] : w->inner[b->first + i];
   if (total == 0 && p->empty_is_zero) shift = factor = 0;
   for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - shift) * factor;
   if (p->drops && n) {

@@ -184,8 +184,8 @@ __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const uni
   uint32_t kept = 0;
   mpg_random_key drawn = mpg_key_of(p);
   for (int r = 0; r < t::EACH; r++) {
-    uint64_t first = mpg_random_position(&drawn,
-                                         (uint64_t)((u.index * p.rows + row + r) * p.keys + key)),
+    uint64_t first = mpg_random_position(
+                 &drawn, (uint64_t)((u.index * p.rows + row + r) * p.all_keys + p.before + key)),
              block = ~(uint64_t)0;
     mpg_philox_block words = {{0, 0, 0, 0}};
     for (int k = 0; k < t::EACH; k++) {
@@ -279,6 +279,10 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX / 32, index = i / p.rows, row = i % p.rows;
   if (i >= count) return;
+  if (p.merged) {
+    if ((threadIdx.x & 31) == 0) p.inner[i] = p.sums[(2 * index + 1) * p.rows + row];
+    return;
+  }
   const T *grad = mpg_at(p.grad, index / p.heads, index % p.heads) + row * p.grad.by_row,
           *output = mpg_at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
   C sum = 0;
@@ -309,8 +313,9 @@ __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const u
   const C *sums = p.sums + 2 * u.index * p.rows, *inner = p.inner + u.index * p.rows;
   for (int r = 0; r < t::EACH; r++) {
     bool there = row + r < p.rows;
-    C shift = there ? sums[row + r] : (C)0, total = there ? sums[p.rows + row + r] : (C)1,
-      factor = 1 / total, less = there ? inner[row + r] : (C)0;
+    C shift = there ? sums[row + r] : (C)0,
+      total = there && !p.merged ? sums[p.rows + row + r] : (C)1, factor = 1 / total,
+      less = there ? inner[row + r] : (C)0;
     if (total == 0 && p.empty_is_zero) shift = factor = 0;
     mpg_range<int64_t> visible = sight.keys(row + r);
     for (int k = 0; k < t::EACH; k++) {
@@ -437,6 +442,7 @@ mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_attention_c
   double keep = 1 - c.p;
   p.scale = (C)c.scale, p.softcap = (C)c.softcap;
   p.first = c.keys - c.later - c.rows;
+  p.before = c.before, p.all_keys = c.all_keys, p.merged = c.merged;
   p.window = c.window;
   p.kept_scale = (C)(keep > 0 ? 1 / keep : 0);
   p.threshold = (uint32_t)(keep * 0x1p24 + 0.5);

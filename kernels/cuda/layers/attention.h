@@ -27,13 +27,17 @@ struct mpg_attention {
   int64_t mask_batch, mask_head, mask_row, mask_key; /* strides of the mask */
   const int32_t *lengths, *segments;                 /* NULL for none */
   int64_t first;                                     /* position of row 0 among the keys */
-  int64_t window;                                    /* 0 for none */
+  /* The keys are [before, before + keys) of `all_keys`, whose lengths, segments and draws are
+   * given. */
+  int64_t before, all_keys;
+  int64_t window; /* 0 for none */
   /* Softmax statistics per head: the largest score of each row, then each row's sum of
    * exponentials. */
   mpg_compute_t<T> *sums;
   mpg_compute_t<T> *inner; /* backward: inner product of grad and output, per row */
   mpg_compute_t<T> scale, kept_scale, softcap /* 0 for none */;
   bool causal, drops, empty_is_zero, cached;
+  bool merged; /* backward: `sums` are log-sum-exps, then the inner products */
   mpg_cuda_key draw;
   const uint64_t *drawn; /* backward: the forward pass's key, in device memory */
   uint32_t threshold;    /* a weight is kept if its random word's upper 24 bits are below it */
@@ -66,7 +70,7 @@ struct mpg_sight {
   __device__ __forceinline__ mpg_sight(const mpg_attention<T> &p, I batch)
       : first((I)p.first), end((I)p.keys), rows((I)p.rows), window((I)p.window), causal(p.causal) {
     if (!p.lengths) return;
-    I length = p.lengths[batch];
+    I length = (I)(p.lengths[batch] - p.before);
     if (p.cached) {
       /* Positions far outside the cache see the same keys. The limit prevents overflow. */
       const I limit = 1 << 30;
@@ -138,7 +142,7 @@ __device__ __forceinline__ mpg_compute_t<T> mpg_added(const mpg_attention<T> &p,
 template <class T>
 __device__ __forceinline__ const int32_t *mpg_segments_of(const mpg_attention<T> &p,
                                                           int64_t batch) {
-  return p.segments ? p.segments + batch * p.keys : NULL;
+  return p.segments ? p.segments + batch * p.all_keys + p.before : NULL;
 }
 /* Returns the segment of a row, given those of the keys. */
 template <class T>

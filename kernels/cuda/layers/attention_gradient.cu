@@ -21,7 +21,9 @@ constexpr int rows_at_once = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
 
 /* Returns a row's log-sum-exp in base 2. It is infinity for missing and empty rows, which makes
  * their weights zero. */
-__device__ __forceinline__ float sum_of(const float *sums, int rows, int row, bool empty_is_zero) {
+__device__ __forceinline__ float sum_of(const float *sums, int rows, int row, bool empty_is_zero,
+                                        bool merged) {
+  if (row < rows && merged) return sums[row] * MPG_LOG2_E;
   if (row >= rows || (empty_is_zero && sums[rows + row] == 0)) return INFINITY;
   return fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row]));
 }
@@ -73,7 +75,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
            head = index - batch * (uint32_t)p.heads;
   int e = threadIdx.x % LANES * 8;
   float sum = 0;
-  if (i < count && e < p.value_width) {
+  if (p.merged && i < count && e == 0) sum = p.sums[(2 * (int64_t)index + 1) * p.rows + row];
+  if (!p.merged && i < count && e < p.value_width) {
     const T *grad = mpg_at(p.grad, batch, head) + row * p.grad.by_row + e,
             *output = mpg_at(p.output, batch, head) + row * p.output.by_row + e;
     if (aligned) {
@@ -155,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
     int first = block.low / STEP * STEP, last = block.high;
     load(first, stage);
     if (threadIdx.x < STEP) {
-      rows[at][0][lane] = sum_of(sums, num_rows, first + lane, p.empty_is_zero);
+      rows[at][0][lane] = sum_of(sums, num_rows, first + lane, p.empty_is_zero, p.merged);
       rows[at][1][lane] = inner_of(p, u, first + lane);
     }
     mpg_copies_wait();
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
       float next_sum = 0, next_inner = 0;
       if (first + STEP < last) {
         load(first + STEP, other);
-        next_sum = sum_of(sums, num_rows, first + STEP + lane, p.empty_is_zero);
+        next_sum = sum_of(sums, num_rows, first + STEP + lane, p.empty_is_zero, p.merged);
         next_inner = inner_of(p, u, first + STEP + lane);
       }
       if (sight.rows_of_some(u.own, u.own + 16).has_some(first, first + STEP)) {
@@ -255,8 +258,8 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                   u.first, num_rows, p.value_width, aligned.grad, grad);
   load(start, stage);
   for (int h = 0; h < 2; h++) {
-    least[h] =
-        sum_of(p.sums + 2 * u.index * p.rows, num_rows, u.own + u.group + 8 * h, p.empty_is_zero);
+    least[h] = sum_of(p.sums + 2 * u.index * p.rows, num_rows, u.own + u.group + 8 * h,
+                      p.empty_is_zero, p.merged);
     inner[h] = inner_of(p, u, u.own + u.group + 8 * h);
   }
   mpg_copies_wait();

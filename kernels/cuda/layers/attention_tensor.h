@@ -227,14 +227,17 @@ template <class T>
 __device__ __forceinline__ mpg_drawing mpg_drawing_of(const mpg_attention<T> &p) {
   mpg_drawing d;
   d.key = mpg_key_of(p);
-  d.quads = (((uint64_t)p.keys | d.key.position | d.key.first | d.key.run | d.key.stride) & 3) == 0;
+  d.quads = (((uint64_t)p.all_keys | (uint64_t)p.before | d.key.position | d.key.first | d.key.run |
+              d.key.stride) &
+             3) == 0;
   return d;
 }
 /* Returns the random position of a row's first weight. */
 template <class T>
 __device__ __forceinline__ uint64_t mpg_row_position(const mpg_attention<T> &p, const mpg_unit &u,
                                                      const mpg_drawing &d, int row) {
-  return mpg_random_position(&d.key, (uint64_t)(u.index * p.rows + row) * (uint64_t)p.keys);
+  return mpg_random_position(
+      &d.key, (uint64_t)(u.index * p.rows + row) * (uint64_t)p.all_keys + (uint64_t)p.before);
 }
 /* Draws the four weights of the Philox block at `position`. Bit k is set if weight k is kept. */
 __device__ __forceinline__ uint32_t mpg_four_stay(const mpg_drawing &d, uint64_t position,
