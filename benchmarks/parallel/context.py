@@ -24,7 +24,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon.model_zoo import text
 
-WAYS = ("one", "gather", "ulysses")
+WAYS = ("one", "gather", "ulysses", "ring")
 
 
 class Loss(gluon.HybridBlock):

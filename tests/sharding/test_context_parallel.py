@@ -197,82 +197,6 @@ def test_segments_that_are_cut_along_time(context):
     compare_bits(lambda: Heads(kind), {"context": 2}, plan, batch, context)
 
 
-# --- Rings ----------------------------------------------------------------------------------------
-
-
-def ring_bytes(length=16, devices=4, **options):
-    """Returns the bytes that a ring copies for the keys of attention."""
-    net = build(
-        lambda: Heads(**options), {"context": devices}, {"data0": TIME}, context="ring"
-    )
-    net(*inputs((2, length, 32)))
-    keys = [move for move in net.compiled().shardings().transfers if move["kind"] == "ring"]
-    assert len(keys) == 2
-    return keys[0]["bytes"] / (2 * length * 16 * 8)  # in keys of the sequence
-
-
-def test_ring_skips_parts_that_no_row_sees():
-    assert ring_bytes(causal=False) == 3
-    assert ring_bytes(causal=True) == 1.5
-    assert ring_bytes(causal=True, window=5) == 0.75
-    assert ring_bytes(causal=True, window=6) == 1.25
-    assert ring_bytes(causal=False, window=5) == 1.5
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("added", [False, True])
-def test_ring_with_parts_whose_keys_are_hidden(added, dtype):
-    """Some rows see keys of one part only, and row 5 sees none."""
-    seen = np.zeros((16, 16), bool)
-    seen[:4, 12:] = seen[4:9, 3:6] = seen[9:, 8] = True
-    seen[5] = False
-    mask = nd.array(np.where(seen, 0, -np.inf) if added else seen, ctx=on(0))
-    batch = [*inputs((2, 16, 32), dtype=dtype), mask.astype("float32" if added else "bool")]
-    make = lambda: Heads("mask", causal=False)  # noqa: E731
-    net = compare_bits(make, {"context": 4}, {"data0": TIME}, batch, "ring", dtype)
-    out, gradient = outputs_and_gradients(net, batch)
-    assert np.isfinite(out).all() and np.isfinite(gradient).all()
-    assert not out.reshape(2, 16, -1)[:, 5].any()
-
-
-@pytest.mark.parametrize("key_heads", [4, 8])
-def test_devices_of_a_ring_do_not_hold_all_keys(key_heads):
-    """A device needs less memory than the keys and values of the sequence."""
-    tokens, width, count = 2048, 64, 8
-    whole = 2 * tokens * width * 4
-    devices = [on(i) for i in range(count)]
-    peaks = {}
-    for context in ("gather", "ring"):
-
-        class Net(gluon.HybridBlock):
-            def hybrid_forward(self, F, x):
-                q = F.reshape(x, (0, 0, key_heads, -1))
-                return F.contrib.attention(q, F.tanh(q), F.sin(q), causal=True)
-
-        net = Net()
-        mesh = mx.parallel.Mesh({"context": count}, devices)
-        mesh.partition(net, {"data0": TIME}, context=context)
-        net.hybridize()
-        x = nd.random.normal(shape=(1, tokens, width), ctx=on(0))
-        x.attach_grad()
-        gc.collect()
-        nd.waitall()
-        before = [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
-        for _ in range(2):
-            for ctx in devices:
-                mx.context.reset_peak_memory(ctx)
-            with autograd.record():
-                loss = net(x).mean()
-            loss.backward()
-            nd.waitall()
-        most = [mx.context.memory_stats(ctx)["peak_in_use"] for ctx in devices]
-        peaks[context] = max(peak - base for peak, base in list(zip(most, before))[1:])
-        del net, loss
-    assert peaks["gather"] > whole
-    print(peaks, whole)
-    assert peaks["ring"] < 1.2 * whole
-
-
 @WAYS
 @pytest.mark.parametrize("dropout", [0.3, 0.5])
 def test_dropout_draws_the_numbers_of_one_device(dropout, context):
@@ -353,6 +277,79 @@ def test_attention_to_another_length(layout, keys, options, context):
 def test_ways_to_compile(flags, context):
     batches = [inputs((2, 13, 32)), inputs((3, 8, 32))]
     compare(attention(), {"context": 2}, {"data0": TIME}, batches, context, **flags)
+
+
+# --- Rings ----------------------------------------------------------------------------------------
+
+
+def ring_bytes(length=16, devices=4, **options):
+    """Returns the bytes that a ring copies for the keys of attention."""
+    net = build(lambda: Heads(**options), {"context": devices}, {"data0": TIME}, context="ring")
+    net(*inputs((2, length, 32)))
+    keys = [move for move in net.compiled().shardings().transfers if move["kind"] == "ring"]
+    assert len(keys) == 2
+    return keys[0]["bytes"] / (2 * length * 16 * 8)  # in keys of the sequence
+
+
+def test_ring_skips_parts_that_no_row_sees():
+    assert ring_bytes(causal=False) == 3
+    assert ring_bytes(causal=True) == 1.5
+    assert ring_bytes(causal=True, window=5) == 0.75
+    assert ring_bytes(causal=True, window=6) == 1.25
+    assert ring_bytes(causal=False, window=5) == 1.5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("added", [False, True])
+def test_ring_with_parts_whose_keys_are_hidden(added, dtype):
+    """Some rows see keys of one part only, and row 5 sees none."""
+    seen = np.zeros((16, 16), bool)
+    seen[:4, 12:] = seen[4:9, 3:6] = seen[9:, 8] = True
+    seen[5] = False
+    mask = nd.array(np.where(seen, 0, -np.inf) if added else seen, ctx=on(0))
+    batch = [*inputs((2, 16, 32), dtype=dtype), mask.astype("float32" if added else "bool")]
+    mesh = {"context": 4}, {"data0": TIME}
+    net = compare_bits(lambda: Heads("mask", causal=False), *mesh, batch, "ring", dtype)
+    out, gradient = outputs_and_gradients(net, batch)
+    assert np.isfinite(out).all() and np.isfinite(gradient).all()
+    assert not out.reshape(2, 16, -1)[:, 5].any()
+
+
+@pytest.mark.parametrize("key_heads", [4, 8])
+def test_devices_of_a_ring_do_not_hold_all_keys(key_heads):
+    """A device needs less memory for a step than the keys and values of the sequence."""
+    tokens, width, count = 2048, 64, 8
+    whole = 2 * tokens * width * 4
+    devices = [on(i) for i in range(count)]
+    peaks = {}
+    for context in ("gather", "ring"):
+
+        class Net(gluon.HybridBlock):
+            def hybrid_forward(self, F, x):
+                q = F.reshape(x, (0, 0, key_heads, -1))
+                return F.contrib.attention(q, F.tanh(q), F.sin(q), causal=True)
+
+        net = Net()
+        mesh = mx.parallel.Mesh({"context": count}, devices)
+        mesh.partition(net, {"data0": TIME}, context=context)
+        net.hybridize()
+        x = nd.random.normal(shape=(1, tokens, width), ctx=on(0))
+        x.attach_grad()
+        gc.collect()
+        nd.waitall()
+        before = [mx.context.memory_stats(ctx)["in_use"] for ctx in devices]
+        for _ in range(2):
+            for ctx in devices:
+                mx.context.reset_peak_memory(ctx)
+            with autograd.record():
+                loss = net(x).mean()
+            loss.backward()
+            nd.waitall()
+        most = [mx.context.memory_stats(ctx)["peak_in_use"] for ctx in devices]
+        peaks[context] = max(peak - base for peak, base in list(zip(most, before))[1:])
+        del net, loss
+    assert peaks["gather"] > whole
+    assert peaks["ring"] < whole
 
 
 # --- Meshes ---------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ class Shardings(Tabular):
     the whole), ``cuts`` (dimension -> axes of the mesh) and ``because`` (axis -> annotation).
     `transfers` has a dict for each value that is moved in the forward pass: ``kind``, ``op``,
     ``block``, ``shape`` and ``bytes``. The kinds are 'copy' (a whole value, to other devices),
-    'scatter', 'gather', 'all_to_all', 'reduce' and 'reduce_scatter'. The backward pass moves the
-    gradients the other way.
+    'scatter', 'gather', 'all_to_all', 'ring' (parts of keys and values, one after another),
+    'reduce' and 'reduce_scatter'. The backward pass moves the gradients the other way.
     """
 
     def __init__(self, text: str) -> None:

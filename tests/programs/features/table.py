@@ -121,6 +121,9 @@ FACTORS = {
         "partition of heads": partition(
             {"data0": (None, "context")}, options={"context": "ulysses"}, context=2
         ),
+        "partition of time in a ring": partition(
+            {"data0": (None, "context")}, options={"context": "ring"}, context=2
+        ),
         "partition of stages": partition(
             {"data0": "data", "first.weight": "data"},
             options={"stages": {"first": 0, "body": 0, "layer": 1, "last": 1}},
