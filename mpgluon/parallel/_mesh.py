@@ -29,7 +29,7 @@ from ..gluon._tree import (
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
-from ._partition import partition as divide_network
+from ._partition import check_context, partition as divide_network
 from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers
@@ -477,17 +477,7 @@ class Mesh:
                 "not the bits of a network that is not partitioned, which partition='exact' asks "
                 "for; choose one of them"
             )
-        if context not in ("gather", "ulysses", "ring"):
-            raise ValueError(
-                f"Mesh.partition: context must be 'gather', 'ulysses' or 'ring', not {context!r}"
-            )
-        if context == "ring" and (partition == "exact" or sums == "tree"):
-            option = "partition='exact'" if partition == "exact" else "sums='tree'"
-            raise ValueError(
-                f"Mesh.partition: context='ring' is not possible with {option}, because it adds up "
-                "the exponentials of a row by parts of the keys, so bits depend on the number of "
-                "devices; use context='gather' or 'ulysses'"
-            )
+        check_context(context, partition, sums)
         refuse_inner(net, "Mesh.partition", self)
         mesh = self._with_leaves(leaves) if sums == "tree" else self
         mode, count = "tree" if sums == "tree" else partition, self.size("stage")

@@ -166,6 +166,21 @@ class Division:
         return regroup(structure, iter(self.annotate(arrays)))
 
 
+def check_context(context: str, partition: str, sums: str) -> None:
+    """Raises unless attention can be computed in this way with the other options."""
+    if context not in ("gather", "ulysses", "ring"):
+        raise ValueError(
+            f"Mesh.partition: context must be 'gather', 'ulysses' or 'ring', not {context!r}"
+        )
+    if context == "ring" and (partition == "exact" or sums == "tree"):
+        option = "partition='exact'" if partition == "exact" else "sums='tree'"
+        raise ValueError(
+            f"Mesh.partition: context='ring' is not possible with {option}, because it adds up "
+            "the exponentials of a row by parts of the keys, so bits depend on the number of "
+            "devices; use context='gather' or 'ulysses'"
+        )
+
+
 def mesh_text(mesh: Any, mode: str, context: str) -> str:
     """Returns the text form of a mesh, which the compiler parses (csrc/graph/partition/mesh.h)."""
     names = [

@@ -1,4 +1,5 @@
-/* Internal to the partitioning pass: shared by expand.c, report.c, ring.c and tree.c. */
+/* Internal to the partitioning pass: shared by expand.c, fetch.c, draw.c, report.c, ring.c
+ * and tree.c. */
 #ifndef MPG_GRAPH_PARTITION_EXPAND_H
 #define MPG_GRAPH_PARTITION_EXPAND_H
 
@@ -26,9 +27,27 @@ static inline mpg_status mpg_expand_move(mpg_expansion *e, mpg_value value, mpg_
   return mpg_graph_emit_move(e->target, value, device, paced, paced && e->prefetches, result);
 }
 
-/* Makes the part of a value of the source at a place of a layout available on its device. */
+/* Emits a node on the device of its first input. */
+static inline mpg_status mpg_expand_emit(mpg_expansion *e, mpg_op_id op, const void *params,
+                                         const mpg_value *inputs, int num_inputs,
+                                         mpg_value *outputs) {
+  return mpg_graph_emit(e->target, mpg_op_get(op), params, inputs, num_inputs, inputs[0], outputs);
+}
+
+/* --- Fetching (fetch.c) ----------------------------------------------------------------------- */
+/* Makes a value of the source available in a layout on the device of a place, for a node at this
+ * place, or for a node that is not divided along the axes without wanted cuts. */
 mpg_status mpg_expand_fetch(mpg_expansion *e, uint32_t value, const mpg_layout *want,
                             const mpg_coordinates *place, mpg_value *result);
+mpg_status mpg_expand_fetch_all(mpg_expansion *e, uint32_t value, const mpg_layout *want,
+                                const mpg_coordinates *place, mpg_value *result);
+/* Splits an array along a digit into the parts of all devices along an axis of the mesh, once. */
+mpg_status mpg_expand_split(mpg_expansion *e, const mpg_mesh *mesh, int axis, const mpg_cut *cut,
+                            const mpg_digit *digit, mpg_value value, mpg_value **parts);
+/* Discards the fetched parts of a value that a node writes. `whole` is its piece in the target. */
+void mpg_expand_forget(mpg_expansion *e, uint32_t value, mpg_value whole);
+
+/* --- Random numbers (draw.c) ------------------------------------------------------------------ */
 /* Gives the node of `output` the part of the random numbers of source node n that a place draws.
  * `num_random` is the target's number of draws before the node was emitted. */
 void mpg_expand_draw(mpg_expansion *e, uint32_t n, const mpg_mesh *mesh,

@@ -33,7 +33,7 @@ static int64_t sums_at(const merging *m, int64_t row) {
   return row / m->rows * 2 * m->rows + row % m->rows;
 }
 
-#define IMPLEMENTATION "kernels/cpu/layers/merge_attention_impl.h"
+#define IMPLEMENTATION "kernels/cpu/math/merge_attention_impl.h"
 #include "kernels/cpu/float_instances.h"
 
 static mpg_status run(const mpg_kernel_call *call, const merging *m, mpg_range_fn rows) {
