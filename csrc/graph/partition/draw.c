@@ -1,4 +1,4 @@
-/* Random numbers of divided nodes: each place draws its part of those of one device. */
+/* Random numbers of divided nodes: each place draws its part of the numbers of one device. */
 #include "graph/partition/expand.h"
 
 /* Returns the part of the draw that the node draws for a cut along axis m of the mesh. */

@@ -1,14 +1,14 @@
 /* Ring attention: attention of parts of the queries to parts of the keys.
  *
  * Queries, keys and values are cut along time over the D devices of a ring. In step s, device i
- * computes the attention of its queries to part (i - s) mod D of keys and values, and merges the
- * result with those of earlier steps. Parts that all rows of a device cannot see, because of causal
+ * computes the attention of its queries to part (i - s) mod D of keys and values, and merges it
+ * with the result of earlier steps. Parts that all rows of a device cannot see, because of causal
  * attention or a window, are skipped.
  *
  * The part of a step is copied from the device that owns it. The nodes of a step are emitted for
- * all devices before those of the next step, and after the copies of the next step, so that these
- * run while the step is computed. The copies are paced and stay at their position, so a device
- * holds two received parts at most. For the gradient, they are copied again (recomputed).
+ * all devices before the nodes of the next step, and after the copies of the next step, so that
+ * these run while the step is computed. The copies are paced and stay at their position, so a
+ * device holds two received parts at most. For the gradient, they are copied again (recomputed).
  *
  * Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
  * Context", 2023. */
@@ -151,7 +151,7 @@ static mpg_status slice_mask(ring *r, int64_t begin, int64_t count, mpg_value *m
   return mpg_graph_emit(r->e->target, mpg_op_get(MPG_OP_slice_axis), &params, mask, 1, *mask, mask);
 }
 
-/* Attends to the part of a step, and merges the result with those of earlier steps. */
+/* Attends to the part of a step, and merges this with the result of earlier steps. */
 static mpg_status attend(ring *r, ring_place *p, int step) {
   mpg_expansion *e = r->e;
   mpg_coordinates owner = owner_of(r, &p->at, step);

@@ -26,9 +26,9 @@ typedef struct mpg_attention_call {
   bool causal, packed;
   bool empty_is_zero; /* rows that see no key give 0, else NaN */
   int64_t later;      /* rows after these in the whole query */
-  int64_t all_keys;   /* keys of the sequence, of which the keys are a part */
+  int64_t all_keys;   /* keys of the sequence that the keys are a part of */
   int64_t before;     /* keys before the part */
-  bool merged;        /* backward: the sums are those of _attention_statistics */
+  bool merged;        /* backward: the sums are _attention_statistics */
   bool cached;        /* the rows are at positions lengths[b] to lengths[b] + rows - 1 */
 } mpg_attention_call;
 

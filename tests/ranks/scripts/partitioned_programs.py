@@ -42,7 +42,7 @@ def build(make, devices, where, **flags):
     net = make()
     net.initialize(mx.init.Xavier(), ctx=devices[0])
     if where is not None:
-        par.Mesh(where[0], devices).partition(net, where[1])
+        par.Mesh(where[0], devices).partition(net, *where[1:2], **dict(where[2:]))
     net.hybridize(**flags)
     return net
 
@@ -118,6 +118,23 @@ def attention(devices):
     net = build(make, devices, ({"data": 2, "model": 2}, plan))
     trainer = gluon.Trainer(net.collect_params(), *ADAM)
     return [*train(net, devices[0], trainer, shape=(8, 3, 16)), *values(net)]
+
+
+@program
+def ring(devices):
+    """Causal attention along time, with dropout."""
+
+    def make():
+        net = nn.HybridSequential()
+        for _ in range(2):
+            net.add(nn.MultiHeadAttention(16, 4, in_units=16, causal=True, dropout=0.3))
+        net.add(nn.Dense(10, in_units=144))
+        return net
+
+    where = {"context": 4}, {"data0": (None, "context")}, ("context", "ring")
+    net = build(make, devices, where)
+    trainer = gluon.Trainer(net.collect_params(), *ADAM)
+    return [*train(net, devices[0], trainer, shape=(8, 9, 16)), *values(net)]
 
 
 @program
