@@ -225,6 +225,38 @@ SEGMENTS = np.array([[0, 0, 1, 1, 1, 2, 2]] * 3, np.int32)
 SEEN = np.random.RandomState(5).uniform(size=(3, 1, 5, 7)) > 0.4
 
 
+def sums_of_rows(seed):
+    """Returns the largest scores and the sums of exponentials of rows. One row sees no key."""
+    random = np.random.RandomState(seed)
+    sums = np.stack([random.uniform(-50, 50, (2, 3, 5)), random.uniform(1, 9, (2, 3, 5))], 2)
+    sums[0, seed, :, 2] = -np.inf, 0
+    return sums.astype("float32")
+
+
+SUMS = [sums_of_rows(0), sums_of_rows(1)]
+
+
+def of_rows(numbers, layout):
+    """Broadcasts numbers (batch, heads, rows) to results in a layout."""
+    return (np.swapaxes(numbers, 1, 2) if layout == "bthd" else numbers)[..., None]
+
+
+def merged(output, sums, part, part_sums, layout):
+    largest = np.maximum(sums[:, :, 0], part_sums[:, :, 0])
+    shift = np.where(np.isinf(largest), 0, largest)
+    left, right = (np.exp(s[:, :, 0] - shift) * s[:, :, 1] for s in (sums, part_sums))
+    total = left + right
+    weights = [of_rows(w / np.where(total == 0, 1, total), layout) for w in (left, right)]
+    return weights[0] * output + weights[1] * part, np.stack([largest, total], 2)
+
+
+def statistics(grad, output, sums, layout):
+    with np.errstate(divide="ignore"):
+        whole = np.where(sums[:, :, 1] == 0, np.inf, sums[:, :, 0] + np.log(sums[:, :, 1]))
+    inner = (grad * output).sum(-1)
+    return np.stack([whole, np.swapaxes(inner, 1, 2) if layout == "bthd" else inner], 2)
+
+
 SAMPLES = {
     "_contrib_attention": [
         heads_sample((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6), name="shared keys", causal=True),
@@ -283,7 +315,46 @@ SAMPLES = {
             grad=False,
             dtypes=("float32", "float64"),
             name="backward",
-        )
+        ),
+        Sample(
+            [
+                *[(2, 5, 4, 6), (2, 5, 4, 8), (2, 3, 2, 8), (2, 3, 2, 6)],
+                *[(2, 5, 4, 6), (2, 4, 2, 5)],
+            ],
+            {"keys": 9, "part": True, "before": 4, "later": -2, "causal": True, "merged": True},
+            grad=False,
+            dtypes=("float32", "float64"),
+            name="backward of a merged part",
+        ),
+    ],
+    # The gradients of a merge are no derivatives (csrc/op/attention/merge_attention.c).
+    "_merge_attention": [
+        Sample(
+            [*[(2, 5, 3, 4), SUMS[0]], *[(2, 5, 3, 4), SUMS[1]]],
+            {"layout": "bthd"},
+            reference=merged,
+            grad=False,
+            dtypes=("float32", "float16", "bfloat16"),
+            name="time before heads",
+        ),
+        Sample(
+            [*[(2, 3, 5, 4), SUMS[0]], *[(2, 3, 5, 4), SUMS[1]]],
+            {"layout": "bhtd"},
+            reference=merged,
+            grad=False,
+            dtypes=("float32", "float16", "bfloat16"),
+            name="heads before time",
+        ),
+    ],
+    "_attention_statistics": [
+        Sample(
+            [(2, 5, 3, 4), (2, 5, 3, 4), SUMS[0]],
+            {"layout": "bthd"},
+            reference=statistics,
+            grad=False,
+            dtypes=("float32", "float16", "bfloat16"),
+            name="time before heads",
+        ),
     ],
     "_contrib_cached_attention": [
         Sample(

@@ -315,6 +315,22 @@ def test_ring_with_parts_whose_keys_are_hidden(added, dtype):
     assert not out.reshape(2, 16, -1)[:, 5].any()
 
 
+def test_ring_with_lengths_that_hide_whole_parts():
+    """The first sequence has no key, and the second one has keys in the first two parts."""
+    lengths = nd.array([0, 7], dtype="int32", ctx=on(0))
+    batch = [*inputs((2, 12, 32)), lengths]
+    mesh = {"context": 3}, {"data0": TIME}
+    net = compare_bits(lambda: Heads("lengths", causal=False), *mesh, batch, "ring")
+    out, gradient = outputs_and_gradients(net, batch)
+    assert np.isfinite(gradient).all() and not out[0].any() and out[1].all()
+
+
+def test_ring_merges_scores_whose_exponentials_overflow():
+    batch = [array * 40 for array in inputs((2, 18, 32), dtype="float32")]
+    mesh = {"context": 3}, {"data0": TIME}
+    compare_bits(lambda: Heads(causal=False), *mesh, batch, "ring", "float32")
+
+
 @pytest.mark.parametrize("key_heads", [4, 8])
 def test_devices_of_a_ring_do_not_hold_all_keys(key_heads):
     """A device needs less memory for a step than the keys and values of the sequence."""

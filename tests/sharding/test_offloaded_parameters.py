@@ -188,7 +188,7 @@ def test_stages_are_initialized_afterwards():
     assert net[4].bias.list_ctx() == [on(2)]
 
 
-@pytest.mark.parametrize("context", ["gather", "ulysses"])
+@pytest.mark.parametrize("context", ["gather", "ulysses", "ring"])
 def test_context_keeps_the_bits_of_the_same_mesh(context):
     found = []
     for offload in (None, FAR):
@@ -203,6 +203,7 @@ def test_context_keeps_the_bits_of_the_same_mesh(context):
     same(*found)
     kinds = {move["kind"] for move in net.compiled().shardings().transfers}
     assert "copy" in kinds and ("all_to_all" in kinds) == (context == "ulysses")
+    assert ("ring" in kinds) == (context == "ring")
 
 
 def test_default_plan_along_shard_divides_only_the_batch():
