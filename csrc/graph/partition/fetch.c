@@ -257,6 +257,17 @@ static mpg_status fetch_shared(expansion *e, const fetching *f, const mpg_coordi
   return mpg_tree_fan(e, f->mesh, g.tree, shared, &g.box, &leaf, false, result);
 }
 
+/* True if the parts of an array follow each other in it. They are then received as slices of the
+ * whole (schedule/slices.c), and a gather needs no other memory. */
+static bool is_in_order(const mpg_layout *layout, const mpg_mesh *mesh, const mpg_shape *shape) {
+  for (int m = 0; m < mesh->num_axes; m++) {
+    const mpg_digit *digit = &layout->cuts[m].digit;
+    if (layout->cuts[m].on && mpg_shape_product(shape, 0, digit->axis) * digit->outer != 1)
+      return false;
+  }
+  return true;
+}
+
 static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
                         const mpg_coordinates *place, fetch_kind kind, mpg_value *result) {
   if (e->p->values[value].same_as) value = e->p->values[value].same_as - 1;
@@ -294,8 +305,8 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
   uint32_t region = e->target->recompute_region;
   f.transient = own->stored || (e->regathers && gathers);
   if (f.transient) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
-  /* Whole arrays are prefetched. A gather needs memory for the parts and for the whole. */
-  e->prefetches = own->stored && !mpg_layout_divided(&own->layout);
+  e->prefetches =
+      own->stored && is_in_order(&own->layout, f.mesh, &e->p->graph->values[value].desc.shape);
   MPG_TRY(!apart   ? fetch_then_split(e, &f, result)
           : shared ? fetch_shared(e, &f, &from, result)
                    : collect(e, &f, 0, &from, result));

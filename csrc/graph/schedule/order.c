@@ -119,7 +119,53 @@ fail:
   return status;
 }
 
+/* True if the copy at position k is the first prefetched one between its devices. */
+static bool is_first(const mpg_graph *graph, const mpg_order *order, size_t k) {
+  const mpg_node *node = &graph->nodes[order->nodes[k]];
+  while (k-- > 0) {
+    const mpg_node *other = &graph->nodes[order->nodes[k]];
+    if (is_prefetched(graph, other) && same_route(graph, node, other)) return false;
+  }
+  return true;
+}
+
+/* True if the receiver of the copy at position k executes few nodes at [from, k). */
+static bool is_near(const mpg_graph *graph, const mpg_order *order, size_t from, size_t k) {
+  enum { MOST = 8 };
+  mpg_device_id receiver = graph->nodes[order->nodes[k]].device;
+  int count = 0;
+  for (size_t i = from; i < k; i++)
+    count += mpg_device_id_equal(graph->nodes[order->nodes[i]].device, receiver);
+  return count <= MOST;
+}
+
+/* Moves the first prefetched copies between all devices to the first one, so that no device waits
+ * until another has computed with its first parameter. */
+static mpg_status start_together(const mpg_graph *graph, mpg_order *order) {
+  size_t count = 0, first = 0;
+  while (first < order->count && !is_prefetched(graph, &graph->nodes[order->nodes[first]])) first++;
+  if (first == order->count) return MPG_OK;
+  uint32_t *nodes = mpg_malloc(order->count * sizeof *nodes);
+  bool *moves = mpg_calloc(order->count, sizeof *moves);
+  mpg_status status = MPG_OK;
+  if (!nodes || !moves) MPG_GOTO(mpg_out_of_host_memory(order->count * sizeof *nodes));
+  for (size_t k = 0; k < order->count; k++) {
+    for (size_t i = k; k == first && i < order->count; i++) {
+      moves[i] = is_prefetched(graph, &graph->nodes[order->nodes[i]]) &&
+                 is_first(graph, order, i) && is_near(graph, order, first, i);
+      if (moves[i]) nodes[count++] = order->nodes[i];
+    }
+    if (!moves[k]) nodes[count++] = order->nodes[k];
+  }
+  memcpy(order->nodes, nodes, count * sizeof *nodes);
+fail:
+  mpg_free(nodes);
+  mpg_free(moves);
+  return status;
+}
+
 mpg_status mpg_order_prefetch(const mpg_graph *graph, mpg_order *order) {
+  MPG_TRY(start_together(graph, order));
   uint32_t *nodes = mpg_malloc((order->count + 1) * sizeof *nodes);
   if (!nodes) return mpg_out_of_host_memory(order->count * sizeof *nodes);
   size_t count = 0;

@@ -1,6 +1,6 @@
 /* The memory plan: assigns locations to values by liveness. */
 #include "graph/schedule/fuse.h"
-#include "graph/schedule/plan.h"
+#include "graph/schedule/planner.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,18 +8,9 @@
 #include <emmintrin.h>
 #endif
 
-#include "base/workspace.h"
-
-enum { ALIGNMENT = 64 };
-#define FOREVER UINT32_MAX
-
-typedef struct lifetime {
-  uint32_t begin, end; /* positions in the order, both inclusive */
-} lifetime;
-
 typedef struct item { /* memory that has or needs a location */
   size_t offset, size;
-  lifetime life;
+  mpg_lifetime life;
   uint32_t value, block; /* block UINT32_MAX means a new block */
 } item;
 
@@ -31,18 +22,6 @@ typedef struct item_list {
   size_t *offsets, *tops; /* tops: offset + size */
   size_t count, capacity; /* the capacity is a multiple of LANES */
 } item_list;
-
-typedef struct planner {
-  const mpg_plan_request *request;
-  const mpg_graph *graph;
-  mpg_plan *plan;
-  lifetime *lives; /* per root: when its memory is in use */
-  bool *planned;   /* per root: true if it needs a location in a block */
-  bool *pushed;    /* per root: true if another device pushes it into a lane */
-  bool *written;   /* per value: true if an effect writes it */
-  uint32_t *taken; /* per root: the external array of all values with this root, or MPG_NO_BASE */
-  mpg_workspace space;
-} planner;
 
 void mpg_plan_free(mpg_plan *plan) {
   mpg_free(plan->blocks);
@@ -63,15 +42,6 @@ size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device) {
     if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device))
       bytes += plan->blocks[i].size;
   return bytes;
-}
-
-static uint32_t find(mpg_plan *plan, uint32_t value) {
-  while (plan->roots[value] != value) {
-    /* Path compression, because chains of in-place ops can be long. */
-    plan->roots[value] = plan->roots[plan->roots[value]];
-    value = plan->roots[value];
-  }
-  return value;
 }
 
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node) {
@@ -105,25 +75,25 @@ static mpg_status add_block(mpg_plan *plan, mpg_block_kind kind, uint32_t device
   return MPG_OK;
 }
 
-static size_t value_bytes(const planner *p, uint32_t value) {
-  size_t bytes = mpg_align_up(mpg_desc_bytes(&p->graph->values[value].desc), ALIGNMENT);
-  return bytes ? bytes : ALIGNMENT;
+static size_t value_bytes(const mpg_planner *p, uint32_t value) {
+  size_t bytes = mpg_align_up(mpg_desc_bytes(&p->graph->values[value].desc), MPG_PLAN_ALIGNMENT);
+  return bytes ? bytes : MPG_PLAN_ALIGNMENT;
 }
 
-static bool has_place(const planner *p, uint32_t value) {
+static bool has_place(const mpg_planner *p, uint32_t value) {
   return p->plan->locations[value].base != MPG_NO_BASE;
 }
 
 /* Makes views share their input's memory, unless an effect writes it. If a view must be in an
  * external array, its input is computed there, unless the input already has another location. */
-static void share_views(planner *p) {
+static void share_views(mpg_planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
     if (!mpg_node_is_view(node)) continue;
     uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]),
-             root = find(plan, input);
+             root = mpg_plan_root(plan, input);
     if (p->written[root] || p->written[input]) continue;
     uint32_t own = p->request->external[node->values], its = p->taken[root];
     bool located = has_place(p, root) ||
@@ -135,7 +105,7 @@ static void share_views(planner *p) {
   }
 }
 
-static void find_written(planner *p) {
+static void find_written(mpg_planner *p) {
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &p->graph->nodes[p->request->order->nodes[k]];
     if (!mpg_node_mutates(node)) continue;
@@ -145,7 +115,7 @@ static void find_written(planner *p) {
   }
 }
 
-static void find_lifetimes(planner *p) {
+static void find_lifetimes(mpg_planner *p) {
   const mpg_graph *graph = p->graph;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
@@ -153,33 +123,34 @@ static void find_lifetimes(planner *p) {
     uint32_t first = mpg_order_first(p->request->order, k),
              last = mpg_order_last(p->request->order, k);
     for (uint32_t i = 0; i < node->num_outputs; i++) {
-      uint32_t value = node->values + i, root = find(p->plan, value);
-      if (root == value) p->lives[root] = (lifetime){first, last};
-      if (p->request->saved && p->request->saved[value]) p->lives[root].end = FOREVER;
+      uint32_t value = node->values + i, root = mpg_plan_root(p->plan, value);
+      if (root == value) p->lives[root] = (mpg_lifetime){first, last};
+      if (p->request->saved && p->request->saved[value]) p->lives[root].end = MPG_FOREVER;
     }
     if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     for (uint32_t i = 0; i < node->num_inputs; i++) {
-      lifetime *life = &p->lives[find(p->plan, mpg_value_index(graph, inputs[i]))];
-      if (life->begin == FOREVER) life->begin = 0; /* computed before this phase */
-      if (life->end != FOREVER) life->end = last;
+      mpg_lifetime *life = &p->lives[mpg_plan_root(p->plan, mpg_value_index(graph, inputs[i]))];
+      if (life->begin == MPG_FOREVER) life->begin = 0; /* computed before this phase */
+      if (life->end != MPG_FOREVER) life->end = last;
     }
   }
 }
 
-static bool has_no_memory(const planner *p, uint32_t value) {
+static bool has_no_memory(const mpg_planner *p, uint32_t value) {
   const mpg_fusion *fusion = p->request->order->fusion;
   return fusion && fusion->internal[value];
 }
 
 /* Assigns values to external arrays and lanes. Marks all remaining values of this phase as
  * planned, for a main block. */
-static mpg_status give_places(planner *p) {
+static mpg_status give_places(mpg_planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
   for (size_t i = 0; i < plan->num_values; i++)
-    if (p->request->external[i] != MPG_NO_BASE && !has_place(p, find(plan, (uint32_t)i)))
-      plan->locations[find(plan, (uint32_t)i)] = (mpg_location){p->request->external[i], 0};
+    if (p->request->external[i] != MPG_NO_BASE && !has_place(p, mpg_plan_root(plan, (uint32_t)i)))
+      plan->locations[mpg_plan_root(plan, (uint32_t)i)] =
+          (mpg_location){p->request->external[i], 0};
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
     MPG_TRY(add_device(plan, node->device));
@@ -189,7 +160,7 @@ static mpg_status give_places(planner *p) {
       MPG_TRY(add_device(plan, from));
       if (has_place(p, node->values)) continue;
       if (mpg_node_is_paced(graph, node) && !p->request->order->segments) {
-        if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
+        if (p->lives[node->values].end == k) p->lives[node->values].end = MPG_FOREVER;
         p->planned[node->values] = true;
         continue;
       }
@@ -198,7 +169,7 @@ static mpg_status give_places(planner *p) {
       /* The array may arrive at any time in the phase. If no work waits for it, it may arrive even
        * after this position. */
       p->lives[node->values].begin = 0;
-      if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
+      if (p->lives[node->values].end == k) p->lives[node->values].end = MPG_FOREVER;
       plan->locations[node->values] =
           (mpg_location){plan->num_externals + number, plan->blocks[number].size};
       plan->blocks[number].size += value_bytes(p, node->values);
@@ -209,8 +180,8 @@ static mpg_status give_places(planner *p) {
     for (uint32_t i = 0; i < node->num_inputs && mpg_node_spans(node); i++)
       MPG_TRY(add_device(plan, mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->device));
     for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i) &&
-          !has_no_memory(p, node->values + i))
+      if (mpg_plan_root(plan, node->values + i) == node->values + i &&
+          !has_place(p, node->values + i) && !has_no_memory(p, node->values + i))
         p->planned[node->values + i] = true;
   }
   return MPG_OK;
@@ -218,24 +189,25 @@ static mpg_status give_places(planner *p) {
 
 /* True if the node may write its first output to the memory of `input`, a root that has as many
  * bytes. */
-static bool overwrites_input(const planner *p, const mpg_node *node, uint32_t input) {
+static bool overwrites_input(const mpg_planner *p, const mpg_node *node, uint32_t input) {
   if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) return false;
   if (!mpg_node_flag(node, MPG_OP_INPLACE_ALIKE)) return mpg_node_flag(node, MPG_OP_INPLACE);
   const mpg_shape *shape = &p->graph->values[node->values].desc.shape;
   const mpg_value *inputs = mpg_node_inputs(p->graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    if (find(p->plan, mpg_value_index(p->graph, inputs[i])) == input &&
+    if (mpg_plan_root(p->plan, mpg_value_index(p->graph, inputs[i])) == input &&
         !mpg_shape_equal(&mpg_graph_at(p->graph, inputs[i])->desc.shape, shape))
       return false;
   return true;
 }
 
 /* True if `out`, computed by the node at position k, may overwrite `input`. */
-static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t input) {
+static bool may_lie_over(const mpg_planner *p, size_t k, uint32_t out, uint32_t input) {
   const mpg_graph *graph = p->graph;
   const mpg_order *order = p->request->order;
   const mpg_fusion_group *group = mpg_order_group(order, k);
-  if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != mpg_order_last(order, k))
+  if (!(p->planned[input] || p->pushed[input]) || p->sliced[input] ||
+      p->lives[input].end != mpg_order_last(order, k))
     return false;
   if (mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc))
     return false;
@@ -249,7 +221,8 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   const mpg_node *producer = group->producer != MPG_NO_NODE ? &graph->nodes[group->producer] : NULL;
   /* Every panel reads the producer's inputs, so they must not be overwritten. */
   for (uint32_t i = 0; producer && i < producer->num_inputs; i++)
-    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])) == input)
+    if (mpg_plan_root(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])) ==
+        input)
       return false;
   if (mpg_shape_size(&graph->values[input].desc.shape) != all ||
       mpg_shape_size(&graph->values[out].desc.shape) != all)
@@ -257,13 +230,14 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   for (size_t later = overwrites ? k + 1 : k; later < group->first + group->count; later++) {
     const mpg_node *reader = &graph->nodes[order->nodes[later]];
     for (uint32_t i = 0; i < reader->num_inputs; i++)
-      if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i])) == input)
+      if (mpg_plan_root(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i])) ==
+          input)
         return false;
   }
   return true;
 }
 
-static void share_in_place(planner *p) {
+static void share_in_place(mpg_planner *p) {
   const mpg_graph *graph = p->graph;
   const mpg_order *order = p->request->order;
   mpg_plan *plan = p->plan;
@@ -279,11 +253,13 @@ static void share_in_place(planner *p) {
       for (size_t at = first; at <= last && p->planned[out]; at++) {
         const mpg_node *reader = &graph->nodes[order->nodes[at]];
         for (uint32_t i = 0; i < reader->num_inputs; i++) {
-          uint32_t input = find(plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i]));
+          uint32_t input =
+              mpg_plan_root(plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i]));
           if (input == out || !may_lie_over(p, k, out, input)) continue;
           plan->roots[out] = input;
           p->lives[input].end = p->lives[out].end;
           p->planned[out] = false;
+          p->sliced[input] = p->sliced[out];
           break;
         }
       }
@@ -293,7 +269,7 @@ static void share_in_place(planner *p) {
 
 /* SSE2 compares only signed integers. Graphs have less than 2^31 nodes. */
 static int32_t signed_position(uint32_t position) {
-  return position == FOREVER ? INT32_MAX : (int32_t)position;
+  return position == MPG_FOREVER ? INT32_MAX : (int32_t)position;
 }
 
 /* Returns a word whose bit i is set if item first + i is alive at the same time as positions
@@ -433,7 +409,7 @@ typedef struct packing {
 
 /* Finds the memory in use by value `v` in an existing block of the device. Returns false if there
  * is none. */
-static bool find_occupied(planner *p, uint32_t slot, uint32_t v, uint32_t *block, item *used) {
+static bool find_occupied(mpg_planner *p, uint32_t slot, uint32_t v, uint32_t *block, item *used) {
   mpg_plan *plan = p->plan;
   mpg_location location = plan->locations[v];
   if (location.base == MPG_NO_BASE || location.base < plan->num_externals) return false;
@@ -441,12 +417,12 @@ static bool find_occupied(planner *p, uint32_t slot, uint32_t v, uint32_t *block
   if (plan->blocks[*block].device != slot) return false;
   bool old = *block < plan->first_block;
   if (!(old ? p->request->saved[v] : p->pushed[v])) return false;
-  const lifetime *life = &p->lives[find(plan, v)];
+  const mpg_lifetime *life = &p->lives[mpg_plan_root(plan, v)];
   /* The value has no readers in this phase. */
-  if (old && !p->request->retain && life->begin == FOREVER) return false;
+  if (old && !p->request->retain && life->begin == MPG_FOREVER) return false;
   used->offset = location.offset;
   used->size = value_bytes(p, v);
-  used->life = (lifetime){0, old && p->request->retain ? FOREVER : life->end};
+  used->life = (mpg_lifetime){0, old && p->request->retain ? MPG_FOREVER : life->end};
   return true;
 }
 
@@ -461,7 +437,7 @@ static void end_packing(packing *packing) {
 
 /* Lists the device's blocks with the memory in use, and makes room for `count` items. The caller
  * calls end_packing even after an error. */
-static mpg_status begin_packing(planner *p, uint32_t slot, size_t count, packing *packing) {
+static mpg_status begin_packing(mpg_planner *p, uint32_t slot, size_t count, packing *packing) {
   mpg_plan *plan = p->plan;
   uint32_t block, *number = mpg_workspace_take(&p->space, plan->num_blocks, sizeof *number);
   item used = {0};
@@ -534,7 +510,7 @@ static mpg_status pack(const mpg_plan *plan, packing *packing, item *items, size
 }
 
 /* Returns the limit of a device's bytes, or NULL if it has none. */
-static const size_t *find_limit(const planner *p, uint32_t slot) {
+static const size_t *find_limit(const mpg_planner *p, uint32_t slot) {
   const mpg_plan_limits *limits = p->request->limits;
   for (uint32_t i = 0; limits && i < limits->count; i++)
     if (mpg_device_id_equal(limits->devices[i], p->plan->devices[slot])) return &limits->bytes[i];
@@ -542,7 +518,7 @@ static const size_t *find_limit(const planner *p, uint32_t slot) {
 }
 
 /* Tries packing orders until one is small enough, and keeps the best. */
-static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
+static mpg_status pack_well(mpg_planner *p, uint32_t slot, item *items, size_t count) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;
   packing packing = {0};
@@ -585,7 +561,7 @@ fail:
   return status;
 }
 
-static mpg_status pack_all(planner *p) {
+static mpg_status pack_all(mpg_planner *p) {
   mpg_plan *plan = p->plan;
   item *items = mpg_malloc((plan->num_values + 1) * sizeof *items);
   mpg_status status = MPG_OK;
@@ -603,36 +579,37 @@ fail:
   return status;
 }
 
-static void count_alive(ptrdiff_t *steps, lifetime life, uint32_t count, size_t bytes) {
+static void count_alive(ptrdiff_t *steps, mpg_lifetime life, uint32_t count, size_t bytes) {
   steps[life.begin] += (ptrdiff_t)bytes;
   steps[life.end < count ? life.end + 1 : count] -= (ptrdiff_t)bytes;
 }
 
 /* Computes the peak bytes alive per device. Values saved in the forward phase are alive until
  * their last use. */
-static mpg_status find_alive(planner *p) {
+static mpg_status find_alive(mpg_planner *p) {
   mpg_plan *plan = p->plan;
   const mpg_plan *forward = p->request->forward;
   uint32_t count = (uint32_t)p->request->order->count;
   size_t stride = (size_t)count + 2;
   ptrdiff_t *steps = mpg_workspace_take(&p->space, stride * (plan->num_devices + 1), sizeof *steps);
   /* Lifetimes of saved values in this phase, per root of the forward plan. */
-  lifetime *saved = mpg_workspace_take(&p->space, plan->num_values, sizeof *saved);
+  mpg_lifetime *saved = mpg_workspace_take(&p->space, plan->num_values, sizeof *saved);
   MPG_TRY(mpg_workspace_check(&p->space));
-  for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};
+  for (size_t v = 0; v < plan->num_values; v++) saved[v] = (mpg_lifetime){MPG_FOREVER, 0};
   for (size_t v = 0; v < plan->num_values; v++) {
-    uint32_t root = find(plan, (uint32_t)v), slot = mpg_plan_slot(plan, p->graph->values[v].device);
+    uint32_t root = mpg_plan_root(plan, (uint32_t)v),
+             slot = mpg_plan_slot(plan, p->graph->values[v].device);
     if (slot == UINT32_MAX) continue;
     if (root == v && (p->planned[v] || p->pushed[v]))
       count_alive(steps + slot * stride, p->lives[v], count, value_bytes(p, (uint32_t)v));
     if (!forward || v >= forward->num_values || !p->request->saved[v]) continue;
     uint32_t base = forward->locations[v].base;
     if (base == MPG_NO_BASE || base < forward->num_externals ||
-        (p->lives[root].begin == FOREVER && !p->request->retain))
+        (p->lives[root].begin == MPG_FOREVER && !p->request->retain))
       continue;
-    lifetime *life = &saved[forward->roots[v]];
+    mpg_lifetime *life = &saved[forward->roots[v]];
     life->begin = 0;
-    if (p->request->retain) life->end = FOREVER;
+    if (p->request->retain) life->end = MPG_FOREVER;
     if (p->lives[root].end > life->end) life->end = p->lives[root].end;
   }
   for (size_t v = 0; v < plan->num_values; v++)
@@ -648,7 +625,7 @@ static mpg_status find_alive(planner *p) {
   return MPG_OK;
 }
 
-static mpg_status prepare(planner *p) {
+static mpg_status prepare(mpg_planner *p) {
   mpg_plan *plan = p->plan;
   const mpg_plan *forward = p->request->forward;
   plan->num_values = p->graph->num_values;
@@ -660,14 +637,17 @@ static mpg_status prepare(planner *p) {
   p->pushed = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->pushed);
   p->written = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->written);
   p->taken = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->taken);
+  p->sliced = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->sliced);
+  p->slices = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->slices);
   MPG_TRY(mpg_workspace_check(&p->space));
   if (!plan->locations || !plan->roots)
     return mpg_out_of_host_memory(plan->num_values * sizeof *plan->locations);
   for (size_t v = 0; v < plan->num_values; v++) {
     plan->locations[v] = (mpg_location){MPG_NO_BASE, 0};
     plan->roots[v] = (uint32_t)v;
-    p->lives[v] = (lifetime){FOREVER, 0};
+    p->lives[v] = (mpg_lifetime){MPG_FOREVER, 0};
     p->taken[v] = p->request->external[v];
+    p->slices[v] = (struct mpg_slice){MPG_NO_SLICE, 0};
   }
   if (!forward) return MPG_OK;
   memcpy(plan->devices, forward->devices, sizeof plan->devices);
@@ -687,18 +667,33 @@ static mpg_status prepare(planner *p) {
   return MPG_OK;
 }
 
+/* Locates a value in the memory of another value, which may be a slice itself. */
+static void place_slice(mpg_planner *p, uint32_t value) {
+  size_t offset = 0;
+  uint32_t whole = value;
+  for (; p->slices[whole].of != MPG_NO_SLICE; whole = mpg_plan_root(p->plan, p->slices[whole].of))
+    offset += p->slices[whole].offset;
+  mpg_location location = p->plan->locations[whole];
+  if (location.base != MPG_NO_BASE) location.offset += offset;
+  p->plan->locations[value] = location;
+}
+
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan) {
-  planner p = {.request = request, .graph = request->graph, .plan = plan};
+  mpg_planner p = {.request = request, .graph = request->graph, .plan = plan};
   mpg_status status = MPG_OK;
   MPG_GOTO(prepare(&p));
   find_written(&p);
   share_views(&p);
   find_lifetimes(&p);
   MPG_GOTO(give_places(&p));
+  mpg_plan_share_splits(&p);
   share_in_place(&p);
+  mpg_plan_share_joins(&p);
   MPG_GOTO(find_alive(&p));
   MPG_GOTO(pack_all(&p));
-  for (size_t v = 0; v < plan->num_values; v++) plan->roots[v] = find(plan, (uint32_t)v);
+  for (size_t v = 0; v < plan->num_values; v++) plan->roots[v] = mpg_plan_root(plan, (uint32_t)v);
+  for (size_t v = 0; v < plan->num_values; v++)
+    if (p.slices[v].of != MPG_NO_SLICE) place_slice(&p, (uint32_t)v);
   for (size_t v = 0; v < plan->num_values; v++)
     if (plan->roots[v] != v) plan->locations[v] = plan->locations[plan->roots[v]];
 fail:
