@@ -87,6 +87,7 @@ WAYS = {
     "annotated": ("model", {"plan": ANNOTATED}),
     "replicas": None,
     "fsdp": ("shard", {}),
+    "zero 2": ("shard", {"zero": 2}),
     "undivided": (None, {}),
     "data": ("data", {}),
     "2 leaves": ("data", {"sums": "tree", "leaves": 2}),
@@ -185,7 +186,7 @@ def main():
     if args.memory:
         memory(*args.memory, args.devices)
         return
-    ways = ["replicas", "fsdp"]
+    ways = ["replicas", "fsdp", "zero 2"]
     if args.trees:
         ways = ["data" if args.devices > 1 else "undivided", "2 leaves", "4 leaves", "8 leaves"]
     if args.split:

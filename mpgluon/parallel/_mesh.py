@@ -29,7 +29,7 @@ from ..gluon._tree import (
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
-from ._partition import check_context, partition as divide_network
+from ._partition import check_options, partition as divide_network
 from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers
@@ -376,6 +376,7 @@ class Mesh:
         context: str = "gather",
         stages: Sequence[Any] | dict[Any, int] | None = None,
         offload: dict[str, Context | str | os.PathLike[str]] | None = None,
+        zero: int = 3,
     ) -> Block:
         """Divides a hybridized network over the devices of the mesh.
 
@@ -436,6 +437,10 @@ class Mesh:
             use, in both passes, and freed afterwards. Their gradients and optimizer states are on
             the other device. A path in place of the device stores them in files there
             (`context.file_device`). One device will do: ``Mesh({'data': 1}, [mx.gpu(0)])``.
+        zero : {3, 2}, default 3
+            The ZeRO level of parameters that are stored in parts along ``shard``. 3 gathers them
+            for each use, in both passes. 2 keeps them whole from the forward to the backward pass,
+            which saves a gather, and needs 4 bytes more for each float32 parameter.
 
         Returns
         -------
@@ -465,33 +470,21 @@ class Mesh:
         """
         if not isinstance(net, Block):
             raise TypeError(f"Mesh.partition: expected a Block, not {type(net).__name__}")
-        if partition not in ("fast", "exact"):
-            raise ValueError(
-                f"Mesh.partition: partition must be 'fast' or 'exact', not {partition!r}"
-            )
-        if sums not in ("order", "tree"):
-            raise ValueError(f"Mesh.partition: sums must be 'order' or 'tree', not {sums!r}")
-        if sums == "tree" and partition == "exact":
-            raise ValueError(
-                "Mesh.partition: sums='tree' gives the same bits on every number of devices, but "
-                "not the bits of a network that is not partitioned, which partition='exact' asks "
-                "for; choose one of them"
-            )
-        check_context(context, partition, sums)
+        options = check_options(partition, sums, context, zero)
         refuse_inner(net, "Mesh.partition", self)
         mesh = self._with_leaves(leaves) if sums == "tree" else self
-        mode, count = "tree" if sums == "tree" else partition, self.size("stage")
+        count = self.size("stage")
         if count == 1:
             if stages is not None:
                 raise ValueError("Mesh.partition: stages= needs a mesh with an axis 'stage'")
-            divide_network(mesh, net, plan, mode, context, _stages(net, {}), offload)
+            divide_network(mesh, net, plan, options, _stages(net, {}), offload)
             return net
         if len(self.axes) == 1:
             raise ValueError("Mesh.partition: the mesh has only the axis 'stage'; use Mesh.place")
         assigned = _placed_stages(net, count) if stages is None else None
         if assigned is None:
             assigned = self._assign(net, stages, "Mesh.partition")
-        divide_network(mesh, net, plan, mode, context, _stages(net, assigned), offload)
+        divide_network(mesh, net, plan, options, _stages(net, assigned), offload)
         forget_placement(net)
         _set_stages(assigned)
         replicas = Replicas([{f"{_GROUP}{s}": self.device(stage=s) for s in range(count)}], self)

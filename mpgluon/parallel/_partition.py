@@ -166,8 +166,17 @@ class Division:
         return regroup(structure, iter(self.annotate(arrays)))
 
 
-def check_context(context: str, partition: str, sums: str) -> None:
-    """Raises unless attention can be computed in this way with the other options."""
+def check_options(partition: str, sums: str, context: str, zero: int) -> list[str]:
+    """Checks options of `Mesh.partition`. Returns the words for them in the text form of a mesh."""
+    if partition not in ("fast", "exact"):
+        raise ValueError(f"Mesh.partition: partition must be 'fast' or 'exact', not {partition!r}")
+    if sums not in ("order", "tree"):
+        raise ValueError(f"Mesh.partition: sums must be 'order' or 'tree', not {sums!r}")
+    if sums == "tree" and partition == "exact":
+        raise ValueError(
+            "Mesh.partition: sums='tree' gives the same bits on every number of devices, but "
+            "partition='exact' asks for the bits of an undivided network; choose one of them"
+        )
     if context not in ("gather", "ulysses", "ring"):
         raise ValueError(
             f"Mesh.partition: context must be 'gather', 'ulysses' or 'ring', not {context!r}"
@@ -179,9 +188,19 @@ def check_context(context: str, partition: str, sums: str) -> None:
             "the exponentials of a row by parts of the keys, so bits depend on the number of "
             "devices; use context='gather' or 'ulysses'"
         )
+    if zero == 1:
+        raise ValueError(
+            "Mesh.partition: zero must be 3 or 2; for level 1, where only the optimizer states "
+            "are divided, train replicas (Mesh.place with an axis 'data')"
+        )
+    if zero not in (2, 3):
+        raise ValueError(f"Mesh.partition: zero must be 3 or 2, not {zero!r}")
+    words = {"exact": partition == "exact", "tree": sums == "tree", "keep": zero == 2}
+    words[context] = context != "gather"
+    return [word for word, on in words.items() if on]
 
 
-def mesh_text(mesh: Any, mode: str, context: str) -> str:
+def mesh_text(mesh: Any, options: list[str]) -> str:
     """Returns the text form of a mesh, which the compiler parses (csrc/graph/partition/mesh.h)."""
     names = [
         f"{axis}={':'.join(map(str, mesh.weights[axis])) if axis in mesh.weights else size}"
@@ -192,7 +211,6 @@ def mesh_text(mesh: Any, mode: str, context: str) -> str:
     if len(stages) > 1:
         names.insert(0, f"stage={len(stages)}")
     devices = [str(ctx) for stage in stages for ctx in mesh.devices_of_stage(stage)]
-    options = [option for option in (mode, context) if option not in ("fast", "gather")]
     return ";".join([",".join(names), ",".join(devices), *options])
 
 
@@ -405,13 +423,12 @@ def partition(
     mesh: Any,
     net: HybridBlock,
     plan: dict[str, Any] | None,
-    mode: str,
-    context: str,
+    options: list[str],
     stages: dict[Any, int],
     offload: Any,
 ) -> None:
-    """See `Mesh.partition`. `mode` is 'fast', 'exact' or 'tree', and `stages` has the stage of each
-    block."""
+    """See `Mesh.partition`. `options` comes from `check_options`, and `stages` has the stage of
+    each block."""
     elsewhere = device_of_parameters(mesh, offload)
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     for path, block in blocks.items():
@@ -435,7 +452,7 @@ def partition(
                 )
     work = _Plan(mesh, net, plan, elsewhere)
     by_path = parameters_by_path(net)
-    text, homes = mesh_text(mesh, mode, context), mesh.line("stage")
+    text, homes = mesh_text(mesh, options), mesh.line("stage")
     cuts: dict[Any, Cut] = {}
     for path, (entries, stored) in work.parameters.items():
         param = by_path[path]

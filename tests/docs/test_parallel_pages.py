@@ -93,9 +93,14 @@ def replicated(scope, printed):
 
 def partitioned(scope, printed):
     assert "because of" in printed and "reduce  FullyConnected" in printed
-    assert scope["net"][7].shard1_weight.list_ctx() == [mx.cpu(1)]
-    assert [line.split()[0] for line in printed.splitlines()[-2:]] == ["cpu(0)", "cpu(1)"]
     assert scope["staged"][1].shard1_weight.list_ctx() == [mx.cpu(3)]
+
+
+def stored_in_parts(scope, printed):
+    shape, first, second, names = printed.splitlines()
+    assert shape == "(128, 256)" and first.startswith("cpu(0)") and second.startswith("cpu(1)")
+    assert names.count("shard") == 2 and scope["net"][6].shard1_weight.list_ctx() == [mx.cpu(1)]
+    assert scope["net"][7].weight.list_ctx() == [mx.cpu(0)]
 
 
 def the_same_on_all(scope, printed):
@@ -178,6 +183,7 @@ CHECKS = {
     "replicas": replicated,
     "mesh": meshed,
     "partition": partitioned,
+    "fsdp": stored_in_parts,
     "tree-sums": the_same_on_all,
     "context": cut_along_time,
     "layouts": compared_by_memory,

@@ -140,6 +140,7 @@ class Case(random_networks.Case):
         self.context = "ulysses" if alone and few and seed % 2 else "gather"
         if self.context == "gather" and not self.leaves and seed % 3 < 2:
             self.context = "ring"
+        self.zero = 2 + seed % 2
         for node in self.nodes:
             if self.context == "ulysses" and node.kind in ("heads", "thinned_heads"):
                 node.kind = node.kind.replace("heads", "wide_heads")
@@ -218,6 +219,7 @@ class Case(random_networks.Case):
     def __str__(self):
         trees = f", {self.leaves} leaves on {self.fewer}" if self.leaves else ""
         own = f"{self.axes}, {self.plan}, {self.marks}, {self.way}, {self.context}{trees}"
+        own += f", zero={self.zero}"
         return f"{super().__str__()}\n  {own}, offload={self.offload}"
 
     @mock.patch.object(offload, "SMALLEST", 1)
@@ -237,10 +239,12 @@ class Case(random_networks.Case):
                 for path, entries in self.plan.items()
                 if path == "data0" or path in parameters_by_path(net)
             }
-            options = {"sums": "tree", "leaves": self.leaves} if self.leaves else {}
+            options = {"context": self.context, "zero": self.zero, "offload": self.offload}
+            if self.leaves:
+                options.update(sums="tree", leaves=self.leaves)
             if self.devices > 1:
                 options["stages"] = self.stages
-            mesh.partition(net, plan, **options, context=self.context, offload=self.offload)
+            mesh.partition(net, plan, **options)
         if flags is not None:
             net.hybridize(**flags)
         mx.random.seed(self.seed + 1)

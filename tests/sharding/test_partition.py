@@ -541,6 +541,13 @@ def test_data_parallelism_and_sharded_storage_have_the_same_bits():
         equal(other, found[0])
 
 
+@pytest.mark.parametrize("shares", [{"shard": 2}, {"data": 2, "shard": [2, 1]}], ids=str)
+def test_levels_of_zero_have_the_same_bits(shares):
+    make, batches = NETWORKS["mlp"][0], [inputs((16, 48), dtype="float32")]
+    found = [trained(build(make, shares, None, dtype="float32", zero=n), batches) for n in (3, 2)]
+    equal(*found)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("flags", [{"recompute": True}, {"static_alloc": True}], ids=str)
 def test_half_precision_and_options_of_hybridize(dtype, flags):
@@ -618,6 +625,8 @@ def dense():
         ({"leaves": {"model": 2}}, "leaves names the axis 'model', but the mesh has data"),
         ({"leaves": 1024}, "the mesh has 1024 leaves, more than 512"),
         ({"partition": "exact"}, "sums='tree' .* partition='exact'"),
+        ({"zero": 1}, "zero must be 3 or 2; for level 1, .* train replicas"),
+        ({"zero": "3"}, "zero must be 3 or 2, not '3'"),
     ],
     ids=str,
 )

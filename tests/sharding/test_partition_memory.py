@@ -62,6 +62,22 @@ def test_devices_hold_their_share_and_the_layers_in_use(shares):
         assert device["planned"]["total"] <= 3.5 * 4 * LAYER
 
 
+def test_weights_are_kept_for_the_backward_pass():
+    """ZeRO-2: each device holds whole weights during a step, and the gradient of one layer."""
+    devices = [on(0), on(1)]
+    before = in_use(devices)
+    net = make_layers(devices[0])
+    mx.parallel.Mesh({"shard": 2}, devices).partition(net, zero=2)
+    for peak, base in zip(train_three_steps(net, devices), before):
+        own = (ADAM / 2 + 4) * LAYERS * LAYER
+        assert own <= peak - base <= 1.03 * (own + 4 * LAYER), (peak / LAYER, own / LAYER)
+    copies = [
+        sum(step["kind"] == "copy" and step.get("recomputed", False) for step in device["backward"])
+        for device in net.compiled()[0]["devices"].values()
+    ]
+    assert copies == [0, 0]
+
+
 def test_parts_of_split_layers_are_stored_in_parts():
     """Each device holds a quarter of everything, and gathers the half of a layer that it uses."""
     devices = [on(i) for i in range(4)]

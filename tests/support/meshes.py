@@ -93,6 +93,7 @@ def build(
     dtype="float64",
     leaves=None,
     context="gather",
+    zero=3,
     **flags,
 ):
     """Returns an initialized network, partitioned if `axes` are given, and hybridized unless
@@ -103,7 +104,7 @@ def build(
     net.cast(dtype)
     if axes is not None:
         trees = {"sums": "tree", "leaves": leaves} if leaves else {}
-        mesh_of(axes).partition(net, plan, partition, **trees, context=context)
+        mesh_of(axes).partition(net, plan, partition, **trees, context=context, zero=zero)
     net.hybridize(**flags)
     return net
 

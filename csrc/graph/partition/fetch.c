@@ -300,11 +300,13 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
   for (int m = 0; m < f.mesh->num_axes; m++)
     for (int k = 0; k < f.mesh->num_axes; k++)
       if (f.splits[m] && f.gathers[k]) apart &= mpg_cut_apart(&want->cuts[m], &own->layout.cuts[k]);
-  /* A parameter that is stored in parts, and keys and values that are cut along time, are gathered
-   * again in the backward phase, so that the whole of them is only in memory while it is used. */
+  /* A parameter that is stored in parts, unless the mesh keeps it, and keys and values that are cut
+   * along time, are gathered again in the backward phase, so that the whole of them is only in
+   * memory while it is used. */
   uint32_t region = e->target->recompute_region;
   f.transient = own->stored || (e->regathers && gathers);
-  if (f.transient) e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
+  if (f.transient && !(own->stored && f.mesh->keeps))
+    e->target->recompute_region = MPG_RECOMPUTE_ANYWHERE;
   e->prefetches =
       own->stored && is_in_order(&own->layout, f.mesh, &e->p->graph->values[value].desc.shape);
   MPG_TRY(!apart   ? fetch_then_split(e, &f, result)

@@ -38,6 +38,7 @@ typedef struct mpg_mesh {
   bool tree;
   bool ulysses; /* attention that is cut along time cuts heads instead */
   bool ring;    /* attention that is cut along time reads one part of the keys at a time */
+  bool keeps;   /* stored parameters are whole from the forward to the backward phase (ZeRO-2) */
 } mpg_mesh;
 
 typedef struct mpg_cut {
@@ -55,8 +56,8 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
 } mpg_coordinates;
 
 /* Parses "data=2,model=2;cpu(0),cpu(1),cpu(2),cpu(3)", where a size may be a list of weights
- * ("shard=3:1"). The options exact, tree, ulysses and ring may follow, each after a semicolon.
- * `text` is interned. */
+ * ("shard=3:1"). The options exact, tree, ulysses, ring and keep may follow, each after a
+ * semicolon. `text` is interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
 /* If the first axis is "stage", removes it, so that the mesh consists of the devices of the first
  * stage. The devices of the next stages follow in the array. Returns the number of stages, 1

@@ -2,57 +2,12 @@
  * concatenation copies nothing.
  *
  * A slice extends the lifetime of the whole, which may need more memory than a copy. So a value
- * becomes a slice only if it is alive while its device executes few nodes, such as the parts of the
- * gradient of a stored parameter, which are sent as soon as they are computed. Gathered parts are
- * always received as slices of the whole. */
+ * becomes a slice only if it is alive while its device executes few nodes. The parts of the
+ * gradient of a stored parameter are an example: they are sent as soon as they are computed.
+ * Gathered parts are always received as slices of the whole. */
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/planner.h"
-#include "op/array/region.h"
-
-/* True if a node's output is a contiguous part of its input, which begins *offset bytes after the
- * input's begin. */
-static bool find_part(const mpg_graph *graph, const mpg_node *node, uint32_t output,
-                      size_t *offset) {
-  if (!node->op || node->num_inputs != 1) return false;
-  const mpg_desc *whole = &mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->desc;
-  mpg_region region;
-  if (node->op->id == MPG_OP_slice_axis) {
-    const mpg_slice_axis_params *p = node->params;
-    if (mpg_region_axis("", &whole->shape, p->axis, p->begin, &p->end, &region) != MPG_OK)
-      return false;
-  } else if (node->op->id == MPG_OP__split_v2) {
-    const mpg_split_v2_params *p = node->params;
-    const mpg_shape *part = &graph->values[node->values + output].desc.shape;
-    if (p->squeeze_axis) return false;
-    int axis = (int)(p->axis < 0 ? p->axis + whole->shape.ndim : p->axis);
-    region = (mpg_region){.shape = *part};
-    int64_t end;
-    if (mpg_split_part(p, whole->shape.dims[axis], (int)output, &region.start[axis], &end))
-      return false;
-    for (int i = 0; i < part->ndim; i++) region.step[i] = 1;
-  } else {
-    return false;
-  }
-  int64_t at = 0, stride = 1;
-  bool partial = false;
-  for (int i = whole->shape.ndim; i-- > 0;) {
-    if (region.step[i] != 1 || (partial && region.shape.dims[i] != 1)) return false;
-    partial |= region.shape.dims[i] != whole->shape.dims[i];
-    at += region.start[i] * stride;
-    stride *= whole->shape.dims[i];
-  }
-  *offset = (size_t)at * mpg_dtype_size(whole->dtype);
-  return true;
-}
-
-/* True if a node's output consists of its inputs in order. */
-static bool joins(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || node->op->id != MPG_OP_Concat) return false;
-  const mpg_shape *shape = &graph->values[node->values].desc.shape;
-  int64_t axis = ((const mpg_concat_params *)node->params)->dim;
-  if (axis < 0) axis += shape->ndim;
-  return mpg_shape_product(shape, 0, (int)axis) == 1;
-}
+#include "op/array/parts.h"
 
 /* True if a device executes at most a few nodes at positions [begin, end]. */
 static bool is_short(const mpg_planner *p, mpg_device_id device, mpg_lifetime life) {
@@ -83,10 +38,13 @@ void mpg_plan_share_splits(mpg_planner *p) {
   const mpg_order *order = p->request->order;
   for (size_t k = 0; k < order->count && !order->segments; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
-    size_t offset;
-    for (uint32_t i = 0; i < node->num_outputs && find_part(graph, node, i, &offset); i++) {
-      uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]),
-               whole = mpg_plan_root(p->plan, input), part = node->values + i;
+    for (uint32_t i = 0; i < node->num_outputs && node->num_inputs == 1; i++) {
+      mpg_value from = mpg_node_inputs(graph, node)[0];
+      size_t offset;
+      if (!mpg_find_part(node->op, node->params, &mpg_graph_at(graph, from)->desc, i, &offset))
+        break;
+      uint32_t input = mpg_value_index(graph, from), whole = mpg_plan_root(p->plan, input),
+               part = node->values + i;
       mpg_lifetime *life = &p->lives[whole];
       if (!p->planned[whole] || p->written[whole] || p->written[input] || !is_alone(p, k, part) ||
           offset % MPG_PLAN_ALIGNMENT || !is_short(p, node->device, p->lives[part]))
@@ -102,7 +60,9 @@ void mpg_plan_share_joins(mpg_planner *p) {
   const mpg_order *order = p->request->order;
   for (size_t k = 0; k < order->count && !order->segments; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
-    if (!joins(graph, node) || !is_alone(p, k, node->values)) continue;
+    if (!mpg_joins_in_order(node->op, node->params, &graph->values[node->values].desc.shape) ||
+        !is_alone(p, k, node->values))
+      continue;
     size_t offset = 0;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];

@@ -117,6 +117,9 @@ FACTORS = {
         "partition of batch and storage": partition(
             {"data0": (("data", "shard"),), FIRST_AND_LAST: "shard"}, data=2, shard=2
         ),
+        "partition of kept storage": partition(
+            {"data0": "shard", FIRST_AND_LAST: "shard"}, options={"zero": 2}, shard=2
+        ),
         "partition of time": partition({"data0": (None, "context")}, context=2),
         "partition of heads": partition(
             {"data0": (None, "context")}, options={"context": "ulysses"}, context=2
