@@ -373,7 +373,7 @@ class Mesh:
         partition: str = "fast",
         sums: str = "order",
         leaves: int | dict[str, int] = 4,
-        context: str = "gather",
+        context: str = "auto",
         stages: Sequence[Any] | dict[Any, int] | None = None,
         offload: dict[str, Context | str | os.PathLike[str]] | None = None,
         zero: int = 3,
@@ -420,13 +420,14 @@ class Mesh:
         leaves : int or dict of str to int, default 4
             Number of leaves of each axis of the mesh, for ``sums='tree'``; at least the number of
             devices. More leaves mean more and smaller calls of each operator.
-        context : {'gather', 'ulysses', 'ring'}, default 'gather'
+        context : {'auto', 'gather', 'ulysses', 'ring'}, default 'auto'
             How attention is computed if its sequences are cut along time (context parallelism).
             'gather' computes the rows of a part of the queries on each device, and gathers keys
             and values there. 'ulysses' computes a part of the heads on each device: an all-to-all
             cuts queries, keys and values along heads, and another one cuts the results along time.
-            It needs at least one key head for each device. 'ring' cuts keys and values along time
-            as well. Each device receives one part of them after another, and merges the results of
+            It needs at least one key head for each device. 'auto' takes, for each attention, the
+            one of these two that copies fewer bytes. 'ring' cuts keys and values along time as
+            well. Each device receives one part of them after another, and merges the results of
             the parts (ring attention), so that no device holds all keys.
         stages : list or dict, optional
             The blocks of each stage, as in `place`. By default, a network that `place` has put on

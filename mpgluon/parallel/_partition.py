@@ -177,16 +177,17 @@ def check_options(partition: str, sums: str, context: str, zero: int) -> list[st
             "Mesh.partition: sums='tree' gives the same bits on every number of devices, but "
             "partition='exact' asks for the bits of an undivided network; choose one of them"
         )
-    if context not in ("gather", "ulysses", "ring"):
+    if context not in ("auto", "gather", "ulysses", "ring"):
         raise ValueError(
-            f"Mesh.partition: context must be 'gather', 'ulysses' or 'ring', not {context!r}"
+            "Mesh.partition: context must be 'auto', 'gather', 'ulysses' or 'ring', not "
+            f"{context!r}"
         )
     if context == "ring" and (partition == "exact" or sums == "tree"):
         option = "partition='exact'" if partition == "exact" else "sums='tree'"
         raise ValueError(
             f"Mesh.partition: context='ring' is not possible with {option}, because it adds up "
             "the exponentials of a row by parts of the keys, so bits depend on the number of "
-            "devices; use context='gather' or 'ulysses'"
+            "devices; use context='auto'"
         )
     if zero == 1:
         raise ValueError(

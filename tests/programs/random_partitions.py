@@ -138,8 +138,8 @@ class Case(random_networks.Case):
         alone = len(self.axes) == 1 and all(node.kind != "attention" for node in self.nodes)
         few = max((self.leaves or {"": 2}).values()) <= 3
         self.context = "ulysses" if alone and few and seed % 2 else "gather"
-        if self.context == "gather" and not self.leaves and seed % 3 < 2:
-            self.context = "ring"
+        if self.context == "gather" and seed % 3:
+            self.context = "ring" if seed % 3 == 1 and not self.leaves else "auto"
         self.zero = 2 + seed % 2
         for node in self.nodes:
             if self.context == "ulysses" and node.kind in ("heads", "thinned_heads"):

@@ -279,6 +279,39 @@ def test_ways_to_compile(flags, context):
     compare(attention(), {"context": 2}, {"data0": TIME}, batches, context, **flags)
 
 
+@pytest.mark.parametrize(
+    "devices, way", [(2, "gather"), (3, "ulysses"), (4, "ulysses"), (5, "gather")]
+)
+def test_auto_copies_fewer_bytes(devices, way):
+    """Eight heads share four key heads, which cannot be divided over five devices."""
+    batch, found = inputs((2, 24, 32)), {}
+    for context in ("auto", "gather", "ulysses"):
+        if context == "ulysses" and devices == 5:
+            continue
+        net = build(Heads, {"context": devices}, {"data0": TIME}, context=context)
+        outputs_and_gradients(net, batch)
+        found[context] = sum(
+            move["bytes"]
+            for move in net.compiled().shardings().transfers
+            if move["op"] != "sharded" and move["bytes"] > 0
+        )
+    assert found["auto"] == found[way] == min(found.values())
+    compare_bits(Heads, {"context": devices}, {"data0": TIME}, batch, "auto")
+
+
+def test_auto_decides_for_each_attention():
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            q = F.reshape(x, (0, 0, 8, -1))
+            alike = F.contrib.attention(q, F.sin(q), F.tanh(q), causal=True)
+            shared = F.slice_axis(q, axis=2, begin=0, end=2)
+            return F.contrib.attention(alike, F.cos(shared), F.relu(shared), causal=True)
+
+    net = compare_bits(Net, {"context": 2}, {"data0": TIME}, inputs((2, 16, 32)), "auto")
+    results = divided(net, "_head_attention")[::2]  # without the sums of exponentials
+    assert results == [{2: ["context"]}, {1: ["context"]}]
+
+
 # --- Rings ----------------------------------------------------------------------------------------
 
 
@@ -548,7 +581,7 @@ def test_devices_hold_their_part_of_the_sequence(context):
 @pytest.mark.parametrize("context", ["rings", "none", None])
 def test_unknown_ways_raise(context):
     net = attention()()
-    with pytest.raises(ValueError, match="context must be 'gather', 'ulysses' or 'ring'"):
+    with pytest.raises(ValueError, match="context must be 'auto', 'gather', 'ulysses' or 'ring'"):
         mesh_of({"context": 2}).partition(net, {"data0": TIME}, context=context)
 
 
@@ -565,7 +598,7 @@ def test_ulysses_needs_key_heads(heads):
 @pytest.mark.parametrize("options", [{"partition": "exact"}, {"sums": "tree"}], ids=str)
 def test_ring_refuses_options_that_fix_bits(options):
     ((name, value),) = options.items()
-    message = f"context='ring' is not possible with {name}='{value}', because .* context='gather'"
+    message = f"context='ring' is not possible with {name}='{value}', because .* context='auto'"
     with pytest.raises(ValueError, match=message):
         mesh_of({"context": 2}).partition(attention()(), context="ring", **options)
 

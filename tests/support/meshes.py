@@ -92,7 +92,7 @@ def build(
     partition="fast",
     dtype="float64",
     leaves=None,
-    context="gather",
+    context="auto",
     zero=3,
     **flags,
 ):

@@ -77,9 +77,10 @@ mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   list[length] = 0;
   mesh->num_devices = mpg_collective_places(list, places, MPG_MAX_SPANNED);
   mesh->devices = places;
-  while (more && (takes(&more, ";exact", &mesh->exact) || takes(&more, ";tree", &mesh->tree) ||
-                  takes(&more, ";ulysses", &mesh->ulysses) || takes(&more, ";ring", &mesh->ring) ||
-                  takes(&more, ";keep", &mesh->keeps)));
+  while (more &&
+         (takes(&more, ";exact", &mesh->exact) || takes(&more, ";tree", &mesh->tree) ||
+          takes(&more, ";ulysses", &mesh->ulysses) || takes(&more, ";auto", &mesh->chooses) ||
+          takes(&more, ";ring", &mesh->ring) || takes(&more, ";keep", &mesh->keeps)));
   bool valid = mesh->num_devices == count && mesh->num_axes > has_stages(mesh) && (!more || !*more);
   for (int i = 0; valid && !mesh->tree && i < count; i++)
     for (int k = 0; k < i; k++) valid &= !mpg_device_id_equal(places[i], places[k]);

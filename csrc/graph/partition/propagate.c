@@ -376,12 +376,20 @@ static mpg_status exchange_fails(const mpg_partitioning *p, uint32_t n, const ch
                   node->op->name, *path ? " in block " : "", path, (long long)heads, axis);
 }
 
-/* Divides a node along axis m of the mesh by the factor `instead` of its factor. The layouts of its
- * operands stay, so that only this node needs them in another layout (an all-to-all). */
-static mpg_status exchange(mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh, int m) {
+static bool is_cut_along_time(const mpg_part_node *part, int m) {
+  int f = part->cuts[m].factor;
+  return f >= 0 && part->rule.factors[f].exchanged;
+}
+
+/* Divides a node along axis m of the mesh by the factor `instead` of its factor, if possible. The
+ * layouts of its operands stay, so that only this node needs them in another layout (an
+ * all-to-all). */
+static mpg_status exchange(mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh, int m,
+                           bool *can) {
   mpg_part_node *part = &p->nodes[n];
   int instead = part->rule.factors[part->cuts[m].factor].instead;
-  if (instead < 0) return exchange_fails(p, n, mesh->axes[m].name, 1);
+  *can = false;
+  if (instead < 0) return MPG_OK;
   /* Cuts the digit that the other axes of the mesh leave. */
   int64_t size = part->rule.factors[instead].size;
   mpg_node_cut cut = {.factor = instead, .outer = 1, .size = size, .inner = 1};
@@ -391,10 +399,43 @@ static mpg_status exchange(mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh
     cut.outer = other->outer * other->size;
     cut.size = other->inner;
   }
-  bool can = false;
   part->cuts[m] = cut;
-  if (mpg_mesh_divides(mesh, m, cut.size)) MPG_TRY(can_be_called(p, mesh, n, &can));
-  return can ? MPG_OK : exchange_fails(p, n, mesh->axes[m].name, size);
+  return mpg_mesh_divides(mesh, m, cut.size) ? can_be_called(p, mesh, n, can) : MPG_OK;
+}
+
+/* Divides the node by heads along all axes of the mesh along which it is cut along time, if
+ * possible. */
+static mpg_status exchange_along(mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh) {
+  mpg_part_node *part = &p->nodes[n];
+  mpg_node_cut before[MPG_MESH_AXES];
+  memcpy(before, part->cuts, sizeof before);
+  for (int m = 0; m < mesh->num_axes; m++) {
+    if (!is_cut_along_time(part, m)) continue;
+    int heads = part->rule.factors[part->cuts[m].factor].instead;
+    bool can;
+    MPG_TRY(exchange(p, n, mesh, m, &can));
+    if (can) continue;
+    if (mesh->ulysses)
+      return exchange_fails(p, n, mesh->axes[m].name,
+                            heads < 0 ? 1 : part->rule.factors[heads].size);
+    memcpy(part->cuts, before, sizeof before);
+    return MPG_OK;
+  }
+  return MPG_OK;
+}
+
+/* True if queries, keys, values and results are no more bytes than keys and values for each device.
+ * All-to-alls of the former then copy no more than gathers of the latter. */
+static bool prefers_heads(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mesh) {
+  enum { QUERY, KEY, VALUE };
+  const mpg_part_node *part = &p->nodes[n];
+  double devices = 1, sizes[3];
+  for (int m = 0; m < mesh->num_axes; m++)
+    if (is_cut_along_time(part, m)) devices *= mesh->axes[m].size;
+  for (int i = QUERY; i <= VALUE; i++)
+    sizes[i] = (double)mpg_shape_size(&part->rule.inputs[i].shape);
+  double result = (double)mpg_shape_size(&part->rule.outputs[0].shape);
+  return result + sizes[QUERY] <= (devices - 1) * (sizes[KEY] + sizes[VALUE]);
 }
 
 /* Divides heads instead of time. */
@@ -402,11 +443,11 @@ static mpg_status exchange_all(mpg_partitioning *p) {
   for (uint32_t n = 0; n < p->graph->num_nodes; n++) {
     const mpg_part_node *part = &p->nodes[n];
     const mpg_mesh *mesh = mpg_part_mesh(p, &p->graph->nodes[n]);
-    if (!part->divided || !mesh || !mesh->ulysses) continue;
-    for (int m = 0; m < mesh->num_axes; m++) {
-      int f = part->cuts[m].factor;
-      if (f >= 0 && part->rule.factors[f].exchanged) MPG_TRY(exchange(p, n, mesh, m));
-    }
+    bool cut = false;
+    if (!part->divided || !mesh) continue;
+    for (int m = 0; m < mesh->num_axes; m++) cut |= is_cut_along_time(part, m);
+    if (cut && (mesh->ulysses || (mesh->chooses && prefers_heads(p, n, mesh))))
+      MPG_TRY(exchange_along(p, n, mesh));
   }
   return MPG_OK;
 }
