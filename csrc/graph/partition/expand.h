@@ -65,6 +65,14 @@ bool mpg_ring_applies(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mes
 /* Emits the nodes of the attention, and sets the pieces of its results. */
 mpg_status mpg_ring_divide(mpg_expansion *e, uint32_t n, const mpg_mesh *mesh);
 
+/* --- Mixtures of experts (experts.c) ---------------------------------------------------------- */
+/* Sets the pieces along an axis of the mesh to the rows of the experts of each place, sorted by
+ * token: (tokens..., k * units), with zeros in rows of other experts. Node n is `combine`. */
+mpg_status mpg_experts_sort(mpg_expansion *e, uint32_t n, int axis, mpg_value *pieces);
+/* Replaces the sums of these pieces, which `cut` divides, by the results of node n. */
+mpg_status mpg_experts_add(mpg_expansion *e, uint32_t n, int axis, const mpg_cut *cut,
+                           mpg_value *pieces);
+
 /* --- Trees (tree.c) --------------------------------------------------------------------------- */
 /* The places [begin, end) of a mesh. */
 typedef struct mpg_box {

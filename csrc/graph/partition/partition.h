@@ -54,6 +54,9 @@ typedef struct mpg_node_cut {
 typedef struct mpg_part_node {
   mpg_node_cut cuts[MPG_MESH_AXES];
   bool known, divided;
+  /* Mixtures of experts (experts.c): 1 + the node `combine` of the mixture that the node belongs
+   * to, and for `combine` itself, 1 + the node `dispatch`. 0 if there is no mixture. */
+  uint32_t mixture, dispatch;
   mpg_sharding rule; /* valid if `known` */
 } mpg_part_node;
 
@@ -63,6 +66,7 @@ typedef struct mpg_part_value {
   bool fixed;                  /* annotated */
   bool stored;                 /* the layout is only how the value is stored, and does not spread */
   /* Expansion. */
+  bool by_expert;              /* each piece is valid in the rows of its experts only */
   uint32_t same_as;            /* 1 + the value that is fetched instead; 0 for this value */
   mpg_value *pieces;           /* per device of the mesh */
   struct mpg_fetched *fetched; /* parts with other layouts */
@@ -116,12 +120,22 @@ static inline void mpg_partition_leave(mpg_graph *target, const mpg_graph *sourc
   if (target->num_random < source->num_random) target->num_random = source->num_random;
   target->num_recompute_regions = source->num_recompute_regions;
 }
+/* Finds the sharding rule of a node, once. */
+mpg_status mpg_part_find_rule(mpg_partitioning *p, uint32_t n);
 mpg_status mpg_partition_propagate(mpg_partitioning *p);
 /* Replaces nodes that cannot follow the cuts of their operands. Sets *changed if there are any, and
  * then `target` is a graph that must be partitioned, and the first piece of each value is its
  * counterpart there. */
 mpg_status mpg_partition_compose(mpg_partitioning *p, mpg_graph *target, bool *changed);
 mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target);
+
+/* Finds the mixtures of experts (experts.c). */
+mpg_status mpg_experts_find(mpg_partitioning *p);
+/* Returns the axis of the mesh whose devices compute the rows of their experts, if `combine` ends a
+ * mixture whose experts are divided along this axis only; -1 otherwise. */
+int mpg_experts_axis(const mpg_partitioning *p, uint32_t combine);
+/* Returns the tokens of the mixture that `combine` ends. */
+mpg_value mpg_experts_tokens(const mpg_partitioning *p, uint32_t combine);
 
 /* A part of an array whose elements along `axis` an op selects by indices (lookup.c). */
 typedef struct mpg_lookup {

@@ -134,7 +134,7 @@ static mpg_part_value *part_of(const mpg_partitioning *p, mpg_value value) {
   return &p->values[mpg_value_index(p->graph, value)];
 }
 
-static mpg_status find_rule(mpg_partitioning *p, uint32_t n) {
+mpg_status mpg_part_find_rule(mpg_partitioning *p, uint32_t n) {
   const mpg_node *node = &p->graph->nodes[n];
   mpg_part_node *part = &p->nodes[n];
   if (part->known) return MPG_OK;
@@ -339,7 +339,7 @@ static mpg_status visit(mpg_partitioning *p, uint32_t n, bool forward, bool *cha
       mpg_value value = operand(p, n, i);
       const mpg_part_value *own = part_of(p, value);
       if (!own->layout.cuts[m].on || own->stored) continue;
-      MPG_TRY(find_rule(p, n));
+      MPG_TRY(mpg_part_find_rule(p, n));
       bool adopted = false;
       MPG_TRY(adopt(p, mesh, n, m, i, &own->layout.cuts[m], &adopted));
       if (!adopted) continue;
@@ -349,6 +349,21 @@ static mpg_status visit(mpg_partitioning *p, uint32_t n, bool forward, bool *cha
     }
   }
   return MPG_OK;
+}
+
+/* Gives the tokens and the results of a mixture of experts each other's cut along the axis of the
+ * experts, unless it divides units. */
+static void link_tokens(const mpg_partitioning *p, uint32_t n, bool *changed) {
+  const mpg_value result = {n, 0};
+  int m = mpg_experts_axis(p, n);
+  if (m < 0) return;
+  for (int back = 0; back < 2; back++) {
+    mpg_value tokens = mpg_experts_tokens(p, n), from = back ? result : tokens;
+    const mpg_part_value *own = part_of(p, from);
+    if (own->layout.cuts[m].digit.axis < mpg_graph_at(p->graph, from)->desc.shape.ndim - 1 &&
+        !own->stored)
+      *changed |= cut_value(p, back ? tokens : result, m, &own->layout.cuts[m], own->why[m]);
+  }
 }
 
 /* True if a node writes the annotated array itself, such as a cache. Then the array is not divided,
@@ -463,10 +478,12 @@ mpg_status mpg_partition_propagate(mpg_partitioning *p) {
     else
       MPG_TRY(annotate(p, n));
   }
+  MPG_TRY(mpg_experts_find(p));
   for (bool changed = true; changed;) {
     changed = false;
     for (uint32_t n = 0; n < count; n++) MPG_TRY(visit(p, n, true, &changed));
     for (uint32_t n = (uint32_t)count; n-- > 0;) MPG_TRY(visit(p, n, false, &changed));
+    for (uint32_t n = 0; n < count; n++) link_tokens(p, n, &changed);
   }
   return exchange_all(p);
 }
