@@ -211,32 +211,18 @@ static mpg_status combine(expansion *e, const mpg_mesh *mesh, int axis, mpg_fact
   return MPG_OK;
 }
 
-/* Emits a node of a mixture of experts at each place along an axis of the mesh, for the rows of the
- * experts of this place. */
-static mpg_status divide_rows(expansion *e, uint32_t n, const mpg_mesh *mesh, int axis) {
-  mpg_part_value *own = &e->p->values[e->p->graph->nodes[n].values];
-  mpg_coordinates place = {{0}};
-  own->by_expert = true;
-  own->layout = (mpg_layout){{{0}}};
-  for (int k = 0; k < mesh->axes[axis].size; k++) {
-    place.at[axis] = k;
-    MPG_TRY(emit_part(e, n, mesh, &place, &own->pieces[mpg_mesh_index(mesh, &place)]));
-  }
-  return MPG_OK;
-}
-
 /* Adds up the rows of each token, on the device of the token. */
 static mpg_status combine_rows(expansion *e, uint32_t n, const mpg_mesh *mesh, int axis) {
   uint32_t value = e->p->graph->nodes[n].values;
   mpg_part_value *own = &e->p->values[value];
   const mpg_cut target = own->layout.cuts[axis];
   size_t before = e->bytes;
-  own->layout = (mpg_layout){{{0}}};
-  MPG_TRY(mpg_experts_sort(e, n, axis, own->pieces));
-  MPG_TRY(combine(e, mesh, axis, MPG_FACTOR_SUM, &target, (bool[MPG_MESH_AXES]){false},
-                  &own->layout, own->pieces));
-  mpg_expand_report(e, target.on ? "reduce_scatter" : "reduce", value, e->bytes - before);
-  return mpg_experts_add(e, n, axis, &target, own->pieces);
+  MPG_TRY(mpg_experts_sort(e, n, axis, &own->layout, own->pieces));
+  bool scatters = target.on && mpg_layout_apart(&own->layout, &target);
+  MPG_TRY(combine(e, mesh, axis, MPG_FACTOR_SUM, scatters ? &target : &(mpg_cut){0},
+                  (bool[MPG_MESH_AXES]){false}, &own->layout, own->pieces));
+  mpg_expand_report(e, scatters ? "reduce_scatter" : "reduce", value, e->bytes - before);
+  return mpg_experts_add(e, n, axis, &own->layout, own->pieces);
 }
 
 static mpg_status divide_node(expansion *e, uint32_t n, const mpg_mesh *mesh) {
@@ -438,8 +424,7 @@ mpg_status mpg_partition_expand(mpg_partitioning *p, mpg_graph *target) {
     if (mpg_node_annotates(node))
       MPG_TRY(expand_annotation(&e, n));
     else if (p->nodes[n].mixture && mpg_experts_axis(p, p->nodes[n].mixture - 1) >= 0)
-      MPG_TRY(
-          divide_rows(&e, n, mpg_part_mesh(p, node), mpg_experts_axis(p, p->nodes[n].mixture - 1)));
+      MPG_TRY(mpg_experts_divide(&e, n, mpg_experts_axis(p, p->nodes[n].mixture - 1)));
     else if (mpg_experts_axis(p, n) >= 0)
       MPG_TRY(combine_rows(&e, n, mpg_part_mesh(p, node), mpg_experts_axis(p, n)));
     else

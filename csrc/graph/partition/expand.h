@@ -66,11 +66,17 @@ bool mpg_ring_applies(const mpg_partitioning *p, uint32_t n, const mpg_mesh *mes
 mpg_status mpg_ring_divide(mpg_expansion *e, uint32_t n, const mpg_mesh *mesh);
 
 /* --- Mixtures of experts (experts.c) ---------------------------------------------------------- */
-/* Sets the pieces along an axis of the mesh to the rows of the experts of each place, sorted by
- * token: (tokens..., k * units), with zeros in rows of other experts. Node n is `combine`. */
-mpg_status mpg_experts_sort(mpg_expansion *e, uint32_t n, int axis, mpg_value *pieces);
-/* Replaces the sums of these pieces, which `cut` divides, by the results of node n. */
-mpg_status mpg_experts_add(mpg_expansion *e, uint32_t n, int axis, const mpg_cut *cut,
+/* Emits a node of a mixture on all devices along an axis of the mesh, for the rows of their
+ * experts. */
+mpg_status mpg_experts_divide(mpg_expansion *e, uint32_t n, int axis);
+/* Sets the pieces to the rows of the experts of each place, sorted by token: (tokens..., k *
+ * units), with zeros in rows of other experts. *layout receives the cuts along the other axes. Node
+ * n is `combine`. */
+mpg_status mpg_experts_sort(mpg_expansion *e, uint32_t n, int axis, mpg_layout *layout,
+                            mpg_value *pieces);
+/* Replaces the sums of these pieces along the axis, which have a layout, by the results of node
+ * n. */
+mpg_status mpg_experts_add(mpg_expansion *e, uint32_t n, int axis, const mpg_layout *layout,
                            mpg_value *pieces);
 
 /* --- Trees (tree.c) --------------------------------------------------------------------------- */

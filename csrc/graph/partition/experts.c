@@ -3,7 +3,8 @@
  * A mixture copies tokens into rows that are sorted by expert (contrib.dispatch), multiplies the
  * rows of each expert (contrib.grouped_dot), and adds up the rows of each token (contrib.combine).
  * If the products are divided by expert, each device computes all nodes between dispatch and
- * combine for the rows of its experts, from a copy of all tokens. Rows of other experts have any
+ * combine for the rows of its experts, from a copy of all tokens of its group: tokens that are
+ * divided along other axes of the mesh form groups. Rows of other experts have any
  * values until the last product, which gives 0 for them.
  *
  * Each device then sorts its rows by token, and the devices add them up: a row is nonzero on one
@@ -143,11 +144,162 @@ int mpg_experts_axis(const mpg_partitioning *p, uint32_t combine) {
   return axis;
 }
 
+/* True if two arrays have the same axes of tokens, in front of their last axis. */
+static bool have_same_tokens(const mpg_graph *graph, mpg_value a, mpg_value b) {
+  const mpg_shape *first = &mpg_graph_at(graph, a)->desc.shape,
+                  *second = &mpg_graph_at(graph, b)->desc.shape;
+  return first->ndim == second->ndim &&
+         !memcmp(first->dims, second->dims, sizeof *first->dims * (size_t)(first->ndim - 1));
+}
+
 mpg_value mpg_experts_tokens(const mpg_partitioning *p, uint32_t combine) {
-  return input_of(p, p->nodes[combine].dispatch - 1, DATA);
+  mpg_value tokens = input_of(p, p->nodes[combine].dispatch - 1, DATA);
+  return have_same_tokens(p->graph, tokens, input_of(p, combine, WEIGHTS)) ? tokens : MPG_NO_VALUE;
+}
+
+/* Returns the node `route` if the order of a part of the tokens is the route of this part. Without
+ * such a node, returns -1. */
+static int64_t find_route(const mpg_partitioning *p, uint32_t combine) {
+  mpg_value order = input_of(p, combine, ORDER),
+            counts = input_of(p, input_of(p, combine, ROWS).node, COUNTS);
+  const mpg_node *node = node_at(p, order.node);
+  if (!is_op(node, MPG_OP__contrib_route) || order.output != 0 || counts.node != order.node ||
+      counts.output != 1 || ((const mpg_route_params *)node->params)->capacity > 0 ||
+      !have_same_tokens(p->graph, input_of(p, order.node, 0), input_of(p, combine, WEIGHTS)))
+    return -1;
+  return order.node;
+}
+
+bool mpg_experts_group(const mpg_partitioning *p, uint32_t combine) {
+  return mpg_has_value(mpg_experts_tokens(p, combine)) && find_route(p, combine) >= 0;
 }
 
 /* --- Expansion -------------------------------------------------------------------------------- */
+
+/* Returns the cuts of the tokens along the other axes of the mesh than the axis of the experts.
+ * Each group of devices along this axis has the tokens of its part. */
+static mpg_layout groups_of(const mpg_partitioning *p, uint32_t combine, int axis) {
+  mpg_layout groups = {{{0}}};
+  if (!mpg_experts_group(p, combine)) return groups;
+  mpg_value tokens = mpg_experts_tokens(p, combine);
+  groups = p->values[mpg_value_index(p->graph, tokens)].layout;
+  int units = mpg_graph_at(p->graph, tokens)->desc.shape.ndim - 1;
+  for (int m = 0; m < MPG_MESH_AXES; m++)
+    if (m == axis || groups.cuts[m].digit.axis == units) groups.cuts[m].on = false;
+  return groups;
+}
+
+/* Sets the order and the counts of the tokens of the group of a place. They are computed on the
+ * first device of the group. */
+static mpg_status fetch_route(mpg_expansion *e, uint32_t combine, int axis,
+                              const mpg_coordinates *place, mpg_value *order, mpg_value *counts) {
+  mpg_partitioning *p = e->p;
+  const mpg_mesh *mesh = mpg_part_mesh(p, node_at(p, combine));
+  const mpg_layout groups = groups_of(p, combine, axis), whole = {{{0}}};
+  mpg_value all[] = {input_of(p, combine, ORDER),
+                     input_of(p, input_of(p, combine, ROWS).node, COUNTS)};
+  if (!mpg_layout_divided(&groups)) {
+    MPG_TRY(mpg_expand_fetch(e, mpg_value_index(p->graph, all[0]), &whole, place, order));
+    return mpg_expand_fetch(e, mpg_value_index(p->graph, all[1]), &whole, place, counts);
+  }
+  mpg_value *pieces = p->nodes[combine].routes;
+  if (!pieces) {
+    size_t bytes = 2 * (size_t)mesh->num_devices * sizeof *pieces;
+    if (!(pieces = mpg_arena_alloc(&p->arena, bytes))) return mpg_out_of_host_memory(bytes);
+    for (int i = 0; i < 2 * mesh->num_devices; i++) pieces[i] = MPG_NO_VALUE;
+    p->nodes[combine].routes = pieces;
+  }
+  mpg_coordinates first = *place;
+  first.at[axis] = 0;
+  mpg_value *from = &pieces[2 * mpg_mesh_index(mesh, &first)],
+            *own = &pieces[2 * mpg_mesh_index(mesh, place)];
+  if (!mpg_has_value(from[0])) {
+    const mpg_node *route = node_at(p, all[0].node);
+    mpg_value inputs[2], outputs[4];
+    for (uint32_t i = 0; i < route->num_inputs; i++)
+      MPG_TRY(mpg_expand_fetch(e, mpg_value_index(p->graph, input_of(p, all[0].node, (int)i)),
+                               i ? &whole : &groups, &first, &inputs[i]));
+    MPG_TRY(mpg_graph_emit(e->target, route->op, route->params, inputs, (int)route->num_inputs,
+                           inputs[0], outputs));
+    memcpy(from, outputs, 2 * sizeof *from);
+  }
+  for (int i = 0; i < 2 && !mpg_has_value(own[i]); i++) {
+    size_t before = e->bytes;
+    MPG_TRY(mpg_expand_move(e, from[i], mpg_mesh_device(mesh, place), false, &own[i]));
+    mpg_expand_report(e, "copy", mpg_value_index(p->graph, all[i]), e->bytes - before);
+  }
+  *order = own[0];
+  *counts = own[1];
+  return MPG_OK;
+}
+
+/* Emits a node of a mixture for the rows of a place. */
+static mpg_status emit_rows(mpg_expansion *e, uint32_t n, int axis, const mpg_layout *groups,
+                            const mpg_coordinates *place, mpg_value *output) {
+  const mpg_partitioning *p = e->p;
+  const mpg_node *node = node_at(p, n);
+  const mpg_part_node *part = &p->nodes[n];
+  const mpg_mesh *mesh = mpg_part_mesh(p, node);
+  const int at = mpg_mesh_index(mesh, place);
+  size_t count = node->num_inputs + 1;
+  mpg_value *inputs = mpg_arena_alloc(&e->p->arena, count * sizeof *inputs), order, counts;
+  mpg_desc *descs = mpg_arena_alloc(&e->p->arena, count * sizeof *descs);
+  void *params = mpg_arena_alloc(&e->p->arena, node->op->params->size + 1);
+  if (!inputs || !descs || !params) return mpg_out_of_host_memory(count * sizeof *descs);
+  MPG_TRY(fetch_route(e, part->mixture - 1, axis, place, &order, &counts));
+  bool dispatches = is_op(node, MPG_OP__contrib_dispatch),
+       multiplies = is_op(node, MPG_OP__contrib_grouped_dot);
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    uint32_t value = mpg_value_index(p->graph, input_of(p, n, (int)i));
+    mpg_layout layout = {{{0}}};
+    if (multiplies) layout.cuts[axis] = mpg_part_cut(part, axis, (int)i);
+    if (dispatches ? i == DATA : multiplies && i == WEIGHT)
+      MPG_TRY(mpg_expand_fetch(e, value, dispatches ? groups : &layout, place, &inputs[i]));
+    else
+      inputs[i] = dispatches                  ? order
+                  : multiplies && i == COUNTS ? counts
+                                              : p->values[value].pieces[at];
+  }
+  if (multiplies) {
+    const mpg_cut cut = mpg_part_cut(part, axis, WEIGHT);
+    mpg_grouped_dot_params *p_dot = params;
+    *p_dot = *(const mpg_grouped_dot_params *)node->params;
+    p_dot->first += mpg_mesh_begin(mesh, axis, cut.size, place->at[axis]) * cut.digit.inner;
+    p_dot->groups = mpg_mesh_count(mesh, axis, cut.size, place->at[axis]) * cut.digit.inner;
+  } else if (!dispatches) {
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      descs[i] = mpg_graph_at(e->target, inputs[i])->desc;
+    descs[node->num_inputs] = p->graph->values[node->values].desc;
+    descs[node->num_inputs].shape.dims[0] = descs[0].shape.dims[0];
+    MPG_TRY(mpg_sharding_localize(&part->rule, descs, descs + node->num_inputs, NULL, params));
+  }
+  return mpg_graph_emit(e->target, node->op,
+                        dispatches     ? node->params
+                        : node->params ? params
+                                       : NULL,
+                        inputs, (int)node->num_inputs, inputs[0], output);
+}
+
+/* Moves to the next place of the groups, or of all devices of the groups. */
+static bool next_place(const mpg_mesh *mesh, const mpg_layout *groups, int axis,
+                       mpg_coordinates *place) {
+  bool along[MPG_MESH_AXES];
+  for (int m = 0; m < MPG_MESH_AXES; m++) along[m] = m == axis || groups->cuts[m].on;
+  return mpg_coordinates_next(mesh, along, place);
+}
+
+mpg_status mpg_experts_divide(mpg_expansion *e, uint32_t n, int axis) {
+  const mpg_partitioning *p = e->p;
+  const mpg_mesh *mesh = mpg_part_mesh(p, node_at(p, n));
+  mpg_part_value *own = &e->p->values[node_at(p, n)->values];
+  const mpg_layout groups = groups_of(p, p->nodes[n].mixture - 1, axis);
+  mpg_coordinates place = {{0}};
+  own->layout = (mpg_layout){{{0}}};
+  do {
+    MPG_TRY(emit_rows(e, n, axis, &groups, &place, &own->pieces[mpg_mesh_index(mesh, &place)]));
+  } while (next_place(mesh, &groups, axis, &place));
+  return MPG_OK;
+}
 
 static mpg_status reshape(mpg_expansion *e, const mpg_shape *shape, mpg_value *value) {
   if (mpg_shape_equal(&mpg_graph_at(e->target, *value)->desc.shape, shape)) return MPG_OK;
@@ -194,38 +346,36 @@ static mpg_status add_rows(mpg_expansion *e, int64_t k, mpg_value weights, mpg_v
   return mpg_expand_emit(e, MPG_OP__contrib_combine, &params, inputs, 3, rows);
 }
 
-mpg_status mpg_experts_sort(mpg_expansion *e, uint32_t n, int axis, mpg_value *pieces) {
+mpg_status mpg_experts_sort(mpg_expansion *e, uint32_t n, int axis, mpg_layout *layout,
+                            mpg_value *pieces) {
   const mpg_partitioning *p = e->p;
   const mpg_mesh *mesh = mpg_part_mesh(p, node_at(p, n));
-  const mpg_value weights = input_of(p, n, WEIGHTS), rows = input_of(p, n, ROWS),
-                  order = input_of(p, n, ORDER);
-  const mpg_shape tokens = mpg_graph_at(p->graph, weights)->desc.shape;
-  const mpg_layout whole = {{{0}}};
+  const mpg_value weights = input_of(p, n, WEIGHTS), rows = input_of(p, n, ROWS);
+  const mpg_shape whole = mpg_graph_at(p->graph, weights)->desc.shape;
   mpg_coordinates place = {{0}};
-  for (int k = 0; k < mesh->axes[axis].size; k++) {
-    place.at[axis] = k;
-    mpg_value *piece = &pieces[mpg_mesh_index(mesh, &place)], sorted;
-    *piece = p->values[mpg_value_index(p->graph, rows)].pieces[mpg_mesh_index(mesh, &place)];
-    MPG_TRY(mpg_expand_fetch(e, mpg_value_index(p->graph, order), &whole, &place, &sorted));
-    MPG_TRY(sort_by_token(e, &tokens, tokens.dims[tokens.ndim - 1], sorted, piece));
-  }
+  *layout = groups_of(p, n, axis);
+  do {
+    int at = mpg_mesh_index(mesh, &place);
+    mpg_shape tokens = mpg_layout_shape(mesh, layout, &place, &whole);
+    mpg_value order, counts;
+    MPG_TRY(fetch_route(e, n, axis, &place, &order, &counts));
+    pieces[at] = p->values[mpg_value_index(p->graph, rows)].pieces[at];
+    MPG_TRY(sort_by_token(e, &tokens, whole.dims[whole.ndim - 1], order, &pieces[at]));
+  } while (next_place(mesh, layout, axis, &place));
   return MPG_OK;
 }
 
-mpg_status mpg_experts_add(mpg_expansion *e, uint32_t n, int axis, const mpg_cut *cut,
+mpg_status mpg_experts_add(mpg_expansion *e, uint32_t n, int axis, const mpg_layout *layout,
                            mpg_value *pieces) {
   const mpg_partitioning *p = e->p;
   const mpg_mesh *mesh = mpg_part_mesh(p, node_at(p, n));
   const mpg_value weights = input_of(p, n, WEIGHTS);
   const mpg_shape tokens = mpg_graph_at(p->graph, weights)->desc.shape;
-  mpg_layout layout = {{{0}}};
-  layout.cuts[axis] = *cut;
   mpg_coordinates place = {{0}};
-  for (int k = 0; k < (cut->on ? mesh->axes[axis].size : 1); k++) {
-    place.at[axis] = k;
+  do {
     mpg_value own;
-    MPG_TRY(mpg_expand_fetch(e, mpg_value_index(p->graph, weights), &layout, &place, &own));
+    MPG_TRY(mpg_expand_fetch(e, mpg_value_index(p->graph, weights), layout, &place, &own));
     MPG_TRY(add_rows(e, tokens.dims[tokens.ndim - 1], own, &pieces[mpg_mesh_index(mesh, &place)]));
-  }
+  } while (next_place(mesh, layout, layout->cuts[axis].on ? axis : -1, &place));
   return MPG_OK;
 }

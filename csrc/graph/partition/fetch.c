@@ -272,10 +272,6 @@ static mpg_status fetch(expansion *e, uint32_t value, const mpg_layout *want,
                         const mpg_coordinates *place, fetch_kind kind, mpg_value *result) {
   if (e->p->values[value].same_as) value = e->p->values[value].same_as - 1;
   mpg_part_value *own = &e->p->values[value];
-  if (own->by_expert) {
-    *result = own->pieces[mpg_mesh_index(e->p->mesh_of[value], place)];
-    return MPG_OK;
-  }
   fetching f = {
       .value = value, .mesh = e->p->mesh_of[value], .want = want, .place = place, .kind = kind};
   if (!f.mesh) {

@@ -57,6 +57,7 @@ typedef struct mpg_part_node {
   /* Mixtures of experts (experts.c): 1 + the node `combine` of the mixture that the node belongs
    * to, and for `combine` itself, 1 + the node `dispatch`. 0 if there is no mixture. */
   uint32_t mixture, dispatch;
+  mpg_value *routes; /* `combine`: order and counts at each place of the mesh; may be NULL */
   mpg_sharding rule; /* valid if `known` */
 } mpg_part_node;
 
@@ -66,7 +67,6 @@ typedef struct mpg_part_value {
   bool fixed;                  /* annotated */
   bool stored;                 /* the layout is only how the value is stored, and does not spread */
   /* Expansion. */
-  bool by_expert;              /* each piece is valid in the rows of its experts only */
   uint32_t same_as;            /* 1 + the value that is fetched instead; 0 for this value */
   mpg_value *pieces;           /* per device of the mesh */
   struct mpg_fetched *fetched; /* parts with other layouts */
@@ -134,8 +134,11 @@ mpg_status mpg_experts_find(mpg_partitioning *p);
 /* Returns the axis of the mesh whose devices compute the rows of their experts, if `combine` ends a
  * mixture whose experts are divided along this axis only; -1 otherwise. */
 int mpg_experts_axis(const mpg_partitioning *p, uint32_t combine);
-/* Returns the tokens of the mixture that `combine` ends. */
+/* Returns the tokens of the mixture that `combine` ends; no value if their axes are not those of
+ * the result. */
 mpg_value mpg_experts_tokens(const mpg_partitioning *p, uint32_t combine);
+/* True if parts of the tokens can be routed on their own, because no expert has a capacity. */
+bool mpg_experts_group(const mpg_partitioning *p, uint32_t combine);
 
 /* A part of an array whose elements along `axis` an op selects by indices (lookup.c). */
 typedef struct mpg_lookup {

@@ -351,18 +351,19 @@ static mpg_status visit(mpg_partitioning *p, uint32_t n, bool forward, bool *cha
   return MPG_OK;
 }
 
-/* Gives the tokens and the results of a mixture of experts each other's cut along the axis of the
- * experts, unless it divides units. */
+/* Gives the tokens and the results of a mixture of experts each other's cuts, unless they divide
+ * units: along the axis of the experts, and along all axes if parts can be routed on their own. */
 static void link_tokens(const mpg_partitioning *p, uint32_t n, bool *changed) {
-  const mpg_value result = {n, 0};
-  int m = mpg_experts_axis(p, n);
-  if (m < 0) return;
-  for (int back = 0; back < 2; back++) {
-    mpg_value tokens = mpg_experts_tokens(p, n), from = back ? result : tokens;
-    const mpg_part_value *own = part_of(p, from);
-    if (own->layout.cuts[m].digit.axis < mpg_graph_at(p->graph, from)->desc.shape.ndim - 1 &&
+  int axis = mpg_experts_axis(p, n);
+  if (axis < 0 || !mpg_has_value(mpg_experts_tokens(p, n))) return;
+  const mpg_value tokens = mpg_experts_tokens(p, n), result = {n, 0};
+  int units = mpg_graph_at(p->graph, result)->desc.shape.ndim - 1;
+  for (int i = 0; i < 2 * MPG_MESH_AXES; i++) {
+    int m = i / 2;
+    const mpg_part_value *own = part_of(p, i % 2 ? result : tokens);
+    if ((m == axis || mpg_experts_group(p, n)) && own->layout.cuts[m].digit.axis < units &&
         !own->stored)
-      *changed |= cut_value(p, back ? tokens : result, m, &own->layout.cuts[m], own->why[m]);
+      *changed |= cut_value(p, i % 2 ? tokens : result, m, &own->layout.cuts[m], own->why[m]);
   }
 }
 
