@@ -155,8 +155,19 @@ class Case(random_networks.Case):
         for path, param in parameters_by_path(Network(self)).items():
             if draw.rand() < 0.4 and param.differentiable:
                 self.cut(path, param.shape)
+        self.cut_experts()
         self.offload = {"parameters": on(19)} if draw.rand() < 0.3 else None
         self.draw_stages(np.random.RandomState(seed + 3))
+
+    def cut_experts(self):
+        """Divides all weights of some mixtures of experts by expert."""
+        draw = np.random.RandomState(self.seed + 4)
+        for number in {node.layer for node in self.nodes if node.kind == "experts"}:
+            axis = str(draw.choice([*self.axes]))
+            entry = self.entry(axis, 3)
+            if draw.rand() < 0.7 and entry == axis:
+                for name in ("gate", "up", "down"):
+                    self.plan[f"layer{number}.{name}_weight"] = (entry,)
 
     def draw_stages(self, draw):
         """Assigns the nodes to stages. Every stage must have a layer."""

@@ -220,6 +220,25 @@ def offload(devices):
 
 
 @program
+def experts(devices):
+    """Each device computes the rows of its experts, alone or in groups of devices."""
+
+    def make():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(16, in_units=48), nn.MoE(16, 24, experts=5, k=2, in_units=16))
+        net.add(nn.Dense(10, in_units=16))
+        return net
+
+    results = []
+    for axes, data in (({"expert": 4}, "expert"), ({"data": 2, "expert": 2}, "data")):
+        plan = {"data0": data, ".*1.(gate|up|down)_weight": "expert"}
+        net = build(make, devices, (axes, plan))
+        trainer = gluon.Trainer(net.collect_params(), *ADAM)
+        results += [*train(net, devices[0], trainer), *values(net)]
+    return results
+
+
+@program
 def memory(devices):
     """Each device holds its share of the parameters and a few whole layers. Weights that arrive
     from another rank wait for the device that gathers them."""
