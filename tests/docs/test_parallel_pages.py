@@ -116,6 +116,13 @@ def cut_along_time(scope, printed):
     assert np.isfinite(scope["loss"].asnumpy()).all()
 
 
+def divided_by_expert(scope, printed):
+    moved = [line.split() for line in printed.splitlines()]
+    assert "reduce_scatter" in [line[0] for line in moved if line[1:2] == ["_contrib_combine"]]
+    gate = scope["net"][1].shard3_gate_weight
+    assert gate.shape == (2, 224, 64) and gate.list_ctx() == [mx.cpu(3)]
+
+
 def meshed(scope, printed):
     assert "cpu(5)" in printed and "_shard1_weight [cpu(1), cpu(5)]" in printed
     assert [loss.context for loss in scope["losses"]] == [mx.cpu(2), mx.cpu(6)]
@@ -186,6 +193,7 @@ CHECKS = {
     "fsdp": stored_in_parts,
     "tree-sums": the_same_on_all,
     "context": cut_along_time,
+    "experts": divided_by_expert,
     "layouts": compared_by_memory,
     "planner": planned,
     "checkpoints": resumed,

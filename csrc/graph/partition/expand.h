@@ -1,5 +1,5 @@
-/* Internal to the partitioning pass: shared by expand.c, fetch.c, draw.c, report.c, ring.c
- * and tree.c. */
+/* Internal to the partitioning pass: shared by expand.c, fetch.c, draw.c, report.c, ring.c,
+ * experts.c and tree.c. */
 #ifndef MPG_GRAPH_PARTITION_EXPAND_H
 #define MPG_GRAPH_PARTITION_EXPAND_H
 

@@ -49,8 +49,8 @@ static bool keeps_rows(const mpg_partitioning *p, uint32_t n) {
   return false;
 }
 
-/* Adds the nodes that compute a value from rows to the mixture of `combine`. Returns false if a
- * node does not work row by row, or if the rows are not those of one dispatch. */
+/* Adds the nodes that compute a value from rows to the mixture of `combine`. Clears *fits if a
+ * node does not work row by row, or if several nodes sort rows. */
 static mpg_status gather_nodes(mpg_partitioning *p, uint32_t combine, mpg_value value, bool *fits) {
   const mpg_node *node = node_at(p, value.node);
   mpg_part_node *part = &p->nodes[value.node];
@@ -144,7 +144,7 @@ int mpg_experts_axis(const mpg_partitioning *p, uint32_t combine) {
   return axis;
 }
 
-/* True if two arrays have the same axes of tokens, in front of their last axis. */
+/* True if two arrays have the same axes, except for the last one. */
 static bool have_same_tokens(const mpg_graph *graph, mpg_value a, mpg_value b) {
   const mpg_shape *first = &mpg_graph_at(graph, a)->desc.shape,
                   *second = &mpg_graph_at(graph, b)->desc.shape;
@@ -157,8 +157,7 @@ mpg_value mpg_experts_tokens(const mpg_partitioning *p, uint32_t combine) {
   return have_same_tokens(p->graph, tokens, input_of(p, combine, WEIGHTS)) ? tokens : MPG_NO_VALUE;
 }
 
-/* Returns the node `route` if the order of a part of the tokens is the route of this part. Without
- * such a node, returns -1. */
+/* Returns the node `route` if it can be called on parts of the tokens, or -1. */
 static int64_t find_route(const mpg_partitioning *p, uint32_t combine) {
   mpg_value order = input_of(p, combine, ORDER),
             counts = input_of(p, input_of(p, combine, ROWS).node, COUNTS);

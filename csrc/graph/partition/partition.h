@@ -55,7 +55,7 @@ typedef struct mpg_part_node {
   mpg_node_cut cuts[MPG_MESH_AXES];
   bool known, divided;
   /* Mixtures of experts (experts.c): 1 + the node `combine` of the mixture that the node belongs
-   * to, and for `combine` itself, 1 + the node `dispatch`. 0 if there is no mixture. */
+   * to, and for `combine` itself, 1 + the node `dispatch`; otherwise 0. */
   uint32_t mixture, dispatch;
   mpg_value *routes; /* `combine`: order and counts at each place of the mesh; may be NULL */
   mpg_sharding rule; /* valid if `known` */
@@ -134,8 +134,8 @@ mpg_status mpg_experts_find(mpg_partitioning *p);
 /* Returns the axis of the mesh whose devices compute the rows of their experts, if `combine` ends a
  * mixture whose experts are divided along this axis only; -1 otherwise. */
 int mpg_experts_axis(const mpg_partitioning *p, uint32_t combine);
-/* Returns the tokens of the mixture that `combine` ends; no value if their axes are not those of
- * the result. */
+/* Returns the tokens of the mixture that `combine` ends; no value if it has other axes than the
+ * result. */
 mpg_value mpg_experts_tokens(const mpg_partitioning *p, uint32_t combine);
 /* True if parts of the tokens can be routed on their own, because no expert has a capacity. */
 bool mpg_experts_group(const mpg_partitioning *p, uint32_t combine);
