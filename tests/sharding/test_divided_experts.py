@@ -89,6 +89,7 @@ def test_bits(axes, options, plan):
         ({"data": 2, "expert": 2}, {"data0": (("expert", "data"),), **EXPERTS}),
         ({"data": 2, "expert": 2}, {"data0": ("data", "expert"), **EXPERTS}),
         ({"expert": 2, "shard": 2}, {"data0": "shard", **EXPERTS}),
+        ({"expert": 2}, {"after.weight": (None, "expert"), **EXPERTS}),
     ],
     ids=str,
 )
@@ -143,8 +144,11 @@ def test_bytes():
         (Twice, {"expert": 2}, TOKENS),
         (Block, {"expert": 2, "model": 2}, {"moe.down_weight": "expert", **HIDDEN_UNITS}),
         (Block, {"expert": 2}, {"moe.down_weight": "expert"}),
+        (Block, {"expert": 2}, {"before.weight": "expert", **EXPERTS}),
+        (Block, {"expert": 2, "model": 2}, {"before.weight": "model", **EXPERTS}),
+        (Block, {"expert": 2, "model": 2}, {"after.weight": (None, "model"), **EXPERTS}),
     ],
-    ids=["two uses", "hidden units", "one product"],
+    ids=["two uses", "hidden units", "one product", "cut inputs", "cut units", "cut results"],
 )
 def test_other_divisions(make, axes, plan):
     """Other networks add up the rows after each product."""

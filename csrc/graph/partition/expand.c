@@ -218,7 +218,9 @@ static mpg_status combine_rows(expansion *e, uint32_t n, const mpg_mesh *mesh, i
   const mpg_cut target = own->layout.cuts[axis];
   size_t before = e->bytes;
   MPG_TRY(mpg_experts_sort(e, n, axis, &own->layout, own->pieces));
-  bool scatters = target.on && mpg_layout_apart(&own->layout, &target);
+  int units = e->p->graph->values[value].desc.shape.ndim - 1;
+  bool scatters =
+      target.on && target.digit.axis != units && mpg_layout_apart(&own->layout, &target);
   MPG_TRY(combine(e, mesh, axis, MPG_FACTOR_SUM, scatters ? &target : &(mpg_cut){0},
                   (bool[MPG_MESH_AXES]){false}, &own->layout, own->pieces));
   mpg_expand_report(e, scatters ? "reduce_scatter" : "reduce", value, e->bytes - before);

@@ -52,10 +52,12 @@ static bool keeps_rows(const mpg_partitioning *p, uint32_t n) {
 /* Adds the nodes that compute a value from rows to the mixture of `combine`. Clears *fits if a
  * node does not work row by row, or if several nodes sort rows. */
 static mpg_status gather_nodes(mpg_partitioning *p, uint32_t combine, mpg_value value, bool *fits) {
+  if (!mpg_has_value(value)) *fits = false;
+  if (!*fits || p->nodes[value.node].mixture == combine + 1) return MPG_OK;
   const mpg_node *node = node_at(p, value.node);
   mpg_part_node *part = &p->nodes[value.node];
-  if (part->mixture == combine + 1 || !*fits) return MPG_OK;
-  *fits = node->op && !part->mixture && !mpg_node_mutates(node) &&
+  *fits = node->op && node->num_inputs && !part->mixture && !mpg_node_mutates(node) &&
+          !mpg_node_annotates(node) && !mpg_node_flag(node, MPG_OP_COPY) &&
           p->mesh_of[node->values] == p->mesh_of[node_at(p, combine)->values];
   if (!*fits) return MPG_OK;
   part->mixture = combine + 1;
