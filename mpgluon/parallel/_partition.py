@@ -197,7 +197,7 @@ def check_options(partition: str, sums: str, context: str, zero: int) -> list[st
     if zero not in (2, 3):
         raise ValueError(f"Mesh.partition: zero must be 3 or 2, not {zero!r}")
     words = {"exact": partition == "exact", "tree": sums == "tree", "keep": zero == 2}
-    words[context] = context != "gather"
+    words[context] = context != "auto"
     return [word for word, on in words.items() if on]
 
 

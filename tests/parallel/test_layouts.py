@@ -292,7 +292,8 @@ def test_experts_are_divided(count):
     memory, devices = ["1GB"] * count, DEVICES[:count]
     found = layouts(Mixture(), x, memory, devices=devices, progress=False)
     divided = {layout.name: layout for layout in found if "expert" in layout.axes}
-    assert set(divided) == ({"expert 2"} if count == 2 else {"expert 4", "stage 2, expert 2"})
+    several = {f"{axis} 2, expert 2" for axis in ("data", "shard", "stage")}
+    assert set(divided) == ({"expert 2"} if count == 2 else {"expert 4", *several})
     for name, layout in divided.items():
         assert layout.plan["moe.up_weight"] == "expert"
         if name.startswith("expert"):

@@ -151,6 +151,7 @@ FAMILIES = (
     "kernels/",
     "csrc/graph/rewrite/",
     "csrc/graph/simplify/algebraic_simplification.c",
+    "csrc/graph/partition/experts.c",
 )
 
 

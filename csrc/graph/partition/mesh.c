@@ -79,7 +79,7 @@ mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh) {
   mesh->devices = places;
   while (more &&
          (takes(&more, ";exact", &mesh->exact) || takes(&more, ";tree", &mesh->tree) ||
-          takes(&more, ";ulysses", &mesh->ulysses) || takes(&more, ";auto", &mesh->chooses) ||
+          takes(&more, ";ulysses", &mesh->ulysses) || takes(&more, ";gather", &mesh->gathers) ||
           takes(&more, ";ring", &mesh->ring) || takes(&more, ";keep", &mesh->keeps)));
   bool valid = mesh->num_devices == count && mesh->num_axes > has_stages(mesh) && (!more || !*more);
   for (int i = 0; valid && !mesh->tree && i < count; i++)

@@ -36,10 +36,11 @@ typedef struct mpg_mesh {
   /* Sums over the parts are binary trees, whose shape depends on the sizes of the axes only. A
    * device may then be at several places of the mesh. */
   bool tree;
-  bool ulysses; /* attention that is cut along time cuts heads instead */
-  bool chooses; /* ... if this copies no more bytes than a gather of keys and values */
-  bool ring;    /* attention that is cut along time reads one part of the keys at a time */
-  bool keeps;   /* stored parameters are whole from the forward to the backward phase (ZeRO-2) */
+  /* Attention that is cut along time gathers keys and values, cuts heads instead (Ulysses), or
+   * reads one part of the keys at a time. If none is set, it takes the one of the first two that
+   * copies fewer bytes. */
+  bool gathers, ulysses, ring;
+  bool keeps; /* stored parameters are whole from the forward to the backward phase (ZeRO-2) */
 } mpg_mesh;
 
 typedef struct mpg_cut {
@@ -57,7 +58,7 @@ typedef struct mpg_coordinates { /* coordinates along the axes of a mesh */
 } mpg_coordinates;
 
 /* Parses "data=2,model=2;cpu(0),cpu(1),cpu(2),cpu(3)", where a size may be a list of weights
- * ("shard=3:1"). The options exact, tree, ulysses, auto, ring and keep may follow, each after a
+ * ("shard=3:1"). The options exact, tree, gather, ulysses, ring and keep may follow, each after a
  * semicolon. `text` is interned. */
 mpg_status mpg_mesh_parse(const char *text, mpg_arena *arena, mpg_mesh *mesh);
 /* If the first axis is "stage", removes it, so that the mesh consists of the devices of the first

@@ -424,7 +424,7 @@ static mpg_status exchange_all(mpg_partitioning *p) {
     bool cut = false;
     if (!part->divided || !mesh) continue;
     for (int m = 0; m < mesh->num_axes; m++) cut |= is_cut_along_time(part, m);
-    if (cut && (mesh->ulysses || (mesh->chooses && prefers_heads(p, n, mesh))))
+    if (cut && (mesh->ulysses || (!mesh->gathers && !mesh->ring && prefers_heads(p, n, mesh))))
       MPG_TRY(exchange_along(p, n, mesh));
   }
   return MPG_OK;
